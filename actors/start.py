@@ -1,0 +1,184 @@
+"""Starting and stopping the parts of a run on Ray.
+
+Invariant: what ``started`` starts is gone when it ends, however it ends; a Ray cluster that was there before
+stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from actors.cluster import Cluster
+from actors.engines.board import WeightsBoard
+from actors.engines.deployment import bound
+from actors.handles import Builders, HandleEngine, HandleProxy, LearnerByName
+from actors.learner import RestoredLearner
+from actors.ports import free_port
+from actors.proxy import Proxy
+from actors.sandbox import SandboxActor
+from actors.tree_builder import TreeBuilderActor
+from configs.learner import LearnerConfig
+from configs.schema import RunConfig
+from envs.sandbox.aio import uninterrupted
+from envs.sandbox.gc import start_time
+
+APP = "reins"
+_PREFIX = "reins-"
+_OWNER = "owner"
+_ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception)\b.*:")
+
+
+class StartError(RuntimeError):
+    """A part could not be started; the message holds its own word for why."""
+
+
+@asynccontextmanager
+async def started(config: RunConfig, run_dir: Path, model: Path) -> AsyncIterator[Cluster]:
+    """All parts, up and answering. ``model``: the policy's folder; a run folder with checkpoints goes on from them."""
+    run_dir, model = run_dir.resolve(), model.resolve()
+    if config.sandbox.root is not None:
+        config.sandbox.root.mkdir(parents=True, exist_ok=True)
+    _sweep(Path(config.sandbox.root or tempfile.gettempdir()))
+    rooms = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=config.sandbox.root))
+    (rooms / _OWNER).write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
+    ours = "RAY_ADDRESS" not in os.environ
+    actors: list[Any] = []
+    try:
+        await uninterrupted(asyncio.to_thread(connect))
+        try:
+            cluster = await uninterrupted(_start(config, run_dir, model, rooms, actors))
+        except (RayError, RuntimeError) as error:
+            raise StartError(cause(error, APP)) from error
+        yield cluster
+    finally:
+        await asyncio.shield(asyncio.to_thread(_stop, rooms, actors, ours))
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what runs that were killed have left; their processes are gone with them, or with their wardens."""
+    for base in parent.glob(_PREFIX + "*"):
+        owner = base / _OWNER
+        if owner.is_file():
+            pid, _, started = owner.read_text().strip().partition(" ")
+            if not pid.isdigit() or start_time(int(pid)) != started:
+                shutil.rmtree(base, ignore_errors=True)
+
+
+def cause(error: Exception, app: str) -> str:
+    """The one line of a failed start of a Serve application that says why: Ray and Serve hide it below their own."""
+    text = str(error)
+    if serve.context._get_global_client(raise_if_no_controller_running=False) is not None:
+        found = serve.status().applications.get(app)
+        for part in found.deployments.values() if found is not None else ():
+            text = part.message if "Error" in part.message else text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if _ERROR_LINE.match(line)]
+    return f"the parts could not be started: {(told or lines or [type(error).__name__])[-1]}"
+
+
+def connect() -> None:
+    """Join the cluster that RAY_ADDRESS names, or start one on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, actors: list[Any]) -> Cluster:
+    learner = (
+        ray.remote(RestoredLearner)
+        .options(num_cpus=0, num_gpus=_gpus(config.learner), max_restarts=-1, name=f"{rooms.name}-learner")
+        .remote(
+            model,
+            run_dir,
+            config.learner,
+            total_steps=config.steps,
+            seed=config.seed,
+            keep=config.checkpoint.keep,
+        )
+    )
+    shards = [
+        ray.remote(TreeBuilderActor)
+        .options(num_cpus=0, max_restarts=-1)
+        .remote(run_dir, LearnerByName(f"{rooms.name}-learner"), config.trees)
+        for _ in range(config.trees.builders)
+    ]
+    builders = Builders(shards)
+    board = ray.remote(WeightsBoard).options(num_cpus=0, max_restarts=-1).remote()
+    actors += [learner, *shards, board]
+    proxy, engine = await asyncio.to_thread(_serve, config, run_dir, model, builders, board, rooms)
+    sandboxes = [
+        ray.remote(SandboxActor)
+        .options(num_cpus=0, max_restarts=-1, max_concurrency=4 * config.sandbox.concurrency + 8)
+        .remote(config, rooms / "rooms", proxy)
+        for _ in range(config.sandbox.actors)
+    ]
+    actors += sandboxes
+    await asyncio.gather(*(actor.ping.remote() for actor in actors))
+    return Cluster(run_dir, engine, proxy, builders, learner, sandboxes)
+
+
+def _gpus(config: LearnerConfig) -> float:
+    if config.gpus is not None:
+        return config.gpus
+    return 1 if config.device.startswith("cuda") else 0
+
+
+def _serve(
+    config: RunConfig, run_dir: Path, model: Path, builders: Builders, board: Any, rooms: Path
+) -> tuple[HandleProxy, HandleEngine | None]:
+    """The proxy, and what steers its engine: None where an endpoint samples."""
+    quiet = {"log_level": "WARNING", "enable_access_log": False}
+    serve.start(http_options={"host": "127.0.0.1", "port": free_port()}, logging_config=quiet)
+    foreign = config.engine.kind == "endpoint"
+    engine = bound(
+        model,
+        config.engine,
+        config.update,
+        weights=run_dir / "weights",
+        board=board,
+        logs=run_dir / "engine",
+        beside=_gpus(config.learner),
+    )
+    app = (
+        cast(Any, Proxy)
+        .options(num_replicas=config.proxy.replicas)
+        .bind(
+            config.proxy,
+            model,
+            config.engine.endpoint if foreign else engine,
+            builders,
+            config.engine.max_len,
+            renderer=config.model.renderer,
+            socket_dir=rooms / "api",
+            log_dir=rooms / "calls",
+        )
+    )
+    proxy = HandleProxy(serve.run(app, name=APP, logging_config=quiet), config.proxy.replicas)
+    if foreign:
+        return proxy, None
+    handle = serve.get_deployment_handle("EngineServer", APP)
+    return proxy, HandleEngine(handle, board, config.engine.replicas)
+
+
+def _stop(rooms: Path, actors: list[Any], ours: bool) -> None:
+    if not ours and ray.is_initialized():
+        serve.delete(APP)
+        for actor in actors:
+            ray.kill(actor)
+    ray.shutdown()
+    shutil.rmtree(rooms, ignore_errors=True)

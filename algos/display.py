@@ -1,0 +1,148 @@
+"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_STAGES = {
+    "rollout": "seconds/rollout_wait",
+    "train": "seconds/train",
+    "update": "seconds/update",
+    "eval": "seconds/eval",
+}
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """Values in [0, 1] as block characters, the newest ``width`` of them; a missing one is a dot."""
+    return "".join(
+        "·" if math.isnan(v) else _BLOCKS[round(max(0.0, min(1.0, v)) * (len(_BLOCKS) - 1))] for v in values[-width:]
+    )
+
+
+class LiveDisplay:
+    """Progress, reward sparkline, stage times and counts. Use as a context manager around the run."""
+
+    def __init__(self, steps: int, title: str, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._steps = steps
+        self._title = title
+        self._rewards: list[float] = []
+        self._greedy: list[tuple[int, float]] = []
+        self._seconds = dict.fromkeys(_STAGES, 0.0)
+        self._counts = {"completed": 0, "truncated": 0, "failed": 0, "dropped": 0}
+        self._note = "starting"
+        self._last_line = time.monotonic()
+        self._progress = Progress(
+            TextColumn("[bold]step {task.completed}/{task.total}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        self._task = self._progress.add_task("train", total=steps)
+        self._live = Live(self._render(), console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveDisplay:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """What is going on right now."""
+        self._note = text
+        self._refresh(force=True, plain=text)
+
+    def episode(self, row: dict[str, Any]) -> None:
+        """An ended episode."""
+        self._counts[row["status"]] += 1
+        if row["split"] == "train":
+            self._note = f"rollouts of step {row['step'] + 1}"
+        self._refresh()
+
+    def evaluation(self, done: int, total: int, name: str) -> None:
+        """Progress of an evaluation."""
+        self._note = f"evaluating {name}: {done}/{total}"
+        self._refresh(plain=self._note)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """A finished step, or the evaluation before the first."""
+        greedy = row.get("eval/heldout/reward_greedy")
+        if greedy is not None:
+            self._greedy.append((row["step"], greedy))
+        for stage, key in _STAGES.items():
+            self._seconds[stage] += row.get(key, 0.0)
+        self._progress.update(self._task, completed=row["step"])
+        reward = row.get("train/reward")
+        if reward is not None:
+            self._rewards.append(reward)
+        if not self._console.is_terminal:
+            parts = [f"step {row['step']}/{self._steps}"]
+            parts += [f"reward {reward:.2f}"] if reward is not None else []
+            parts += [f"held-out greedy {greedy:.2f}"] if greedy is not None else []
+            parts += [f"{row['seconds/step']:.1f} s"] if "seconds/step" in row else []
+            self.say("  ".join(parts))
+            self._last_line = time.monotonic()
+        self._refresh(force=True)
+
+    def _refresh(self, force: bool = False, plain: str | None = None) -> None:
+        now = time.monotonic()
+        if self._console.is_terminal:
+            self._live.update(self._render(), refresh=force)
+        elif plain is not None and now - self._last_line > 5:
+            self.say(plain)
+            self._last_line = now
+
+    def _render(self) -> Panel:
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(style="bold")
+        lines.add_column()
+        if self._rewards:
+            lines.add_row("reward", f"{sparkline(self._rewards)}  {self._rewards[-1]:.2f}")
+        if self._greedy:
+            lines.add_row("held out, greedy", "  ".join(f"{step}: {value:.2f}" for step, value in self._greedy))
+        total = sum(self._seconds.values())
+        if total:
+            lines.add_row("time", "  ".join(f"{k} {v:.0f} s ({v / total:.0%})" for k, v in self._seconds.items()))
+        lines.add_row("episodes", "  ".join(f"{n} {name}" for name, n in self._counts.items() if n))
+        lines.add_row("now", self._note)
+        return Panel(Group(self._progress, lines), title=self._title, title_align="left")
+
+
+def before_after(rows: list[dict[str, Any]]) -> Table | None:
+    """The first and the last evaluation side by side, or the only one, by set and family; None without any."""
+    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
+    if not evaluated:
+        return None
+    first, last = evaluated[0], evaluated[-1]
+    shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
+    when = f", before and after {last['step']} steps" if len(evaluated) > 1 else ""
+    table = Table(title=f"Reward on tasks never trained{when}", title_justify="left")
+    table.add_column("tasks")
+    for how in ("greedy", "sampled"):
+        for name, _ in shown:
+            table.add_column(how + name, justify="right")
+    places = sorted({key.removeprefix("eval/").rpartition("/")[0] for key in first if "/reward_" in key})
+    for place in sorted(places, key=lambda p: (p.split("/")[0], p)):
+        keys = [f"eval/{place}/reward_{how}" for how in ("greedy", "sampled")]
+        cells = [f"{row[key]:.2f}" if row.get(key) is not None else "" for key in keys for _, row in shown]
+        name, _, family = place.partition("/")
+        table.add_row(f"  {family}" if family else f"[bold]{name}", *cells)
+    return table

@@ -1,0 +1,143 @@
+"""Expert transcripts as tokens, and the model's step towards them.
+
+Invariant: a transcript's ids are what the proxy would hold after the same episode: the first prompt
+rendered, the expert's turns encoded, every later prompt the held ids plus the newly rendered tail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from actors.rendering import Rendering
+from algos.muon import Muon
+from envs.harnesses.agent_loop.prompts import SYSTEM
+from envs.harnesses.agent_loop.schemas import TOOLS
+from envs.protocols.canonical import Message
+from envs.tasks.desk import DeskTask, expert
+from envs.tasks.desk.lexicon import EXTENSIONS, WORDS
+
+SLOTS = (*WORDS, *(f".{extension}" for extension in EXTENSIONS), *"123456789")
+"""What instructions hold to be copied; each is one token of the policy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transcript:
+    """``ids`` int64 [T]; ``own`` bool [T], true where the policy would have sampled the token."""
+
+    family: str
+    ids: np.ndarray
+    own: np.ndarray
+
+
+def transcribe(rendering: Rendering, task: DeskTask, rng: Random, bad_habit: bool) -> Transcript:
+    """The expert's episode, as the policy would have lived it."""
+    ids = rendering.first([Message("system", SYSTEM), Message("user", task.instruction)], TOOLS)
+    own = [False] * len(ids)
+    for turn in expert(task, rng, bad_habit):
+        said = rendering.tokenizer.encode(_said(turn.command, turn.text), add_special_tokens=False)
+        tail: list[int] = []
+        if turn.command:
+            answer = Message("tool", turn.output, tool_call_id="call0")
+            extended = rendering.extend(ids, said, [answer], TOOLS)
+            assert extended is not None
+            tail = extended
+        ids = ids + said + tail
+        own += [True] * len(said) + [False] * len(tail)
+    return Transcript(task.family, np.array(ids, np.int64), np.array(own))
+
+
+def _said(command: str, text: str) -> str:
+    if not command:
+        return f"{text}<|im_end|>"
+    arguments = json.dumps({"command": command}, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "execute_bash", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+
+
+def drill(rendering: Rendering, rng: Random, words: int) -> Transcript:
+    """Random ``SLOTS`` said twice; the second time counts as the policy's own.
+
+    With a few of these in the first batches copying emerges in half the steps: they hold far more to copy
+    than a transcript does.
+    """
+    known = [rendering.tokenizer.encode(slot, add_special_tokens=False)[0] for slot in SLOTS]
+    ids = rng.choices(known, k=words)
+    own = [False] * words + [True] * words
+    return Transcript("drill", np.array(ids + ids, np.int64), np.array(own))
+
+
+def padded(batch: Sequence[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Right-padded ids int64 [B, T] and own bool [B, T]; padding is not own and has id 0."""
+    length = max(len(each.ids) for each in batch)
+    ids = np.zeros((len(batch), length), np.int64)
+    own = np.zeros((len(batch), length), bool)
+    for row, each in enumerate(batch):
+        ids[row, : len(each.ids)] = each.ids
+        own[row, : len(each.own)] = each.own
+    return torch.from_numpy(ids), torch.from_numpy(own)
+
+
+def token_losses(model: PreTrainedModel, ids_BT: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in nats of each token after the first given those before it, [B, T - 1].
+
+    Padding on the right needs no mask: no real token looks ahead.
+    """
+    logits = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
+    return cross_entropy(logits.transpose(1, 2), ids_BT[:, 1:], reduction="none")
+
+
+@torch.no_grad()
+def chances(model: PreTrainedModel, transcripts: Sequence[Transcript]) -> dict[str, float]:
+    """How probable the policy makes each transcript's own tokens as a whole, averaged by family.
+
+    For transcripts without bad habits this is the expected success of sampling at temperature 1, counting
+    the expert's way alone: a measurement without sampling noise.
+    """
+    ids, own = padded(transcripts)
+    logprobs = -(token_losses(model, ids) * own[:, 1:]).sum(1)
+    found: dict[str, list[float]] = {}
+    for each, chance in zip(transcripts, logprobs.exp().tolist(), strict=True):
+        found.setdefault(each.family, []).append(chance)
+    return {family: sum(each) / len(each) for family, each in found.items()}
+
+
+class Imitator:
+    """The optimisers: Muon on the matrices, AdamW on the tied embedding and the norms.
+
+    ``prompt_weight`` is the loss weight of tokens that are not the policy's own: reading what the shell
+    printed teaches copying.
+    """
+
+    def __init__(self, model: PreTrainedModel, muon_lr: float, adam_lr: float, prompt_weight: float = 0.1) -> None:
+        self.model = model
+        self.prompt_weight = prompt_weight
+        embedding = model.get_input_embeddings().weight
+        matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+        self._others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+        self._optimizers = (
+            (muon_lr, Muon(matrices, muon_lr)),
+            (adam_lr, torch.optim.AdamW(self._others, adam_lr, betas=(0.9, 0.95), weight_decay=0.0)),
+        )
+
+    def step(self, batch: Sequence[Transcript], scale: float) -> float:
+        """One update at ``scale`` times the learning rates; the mean loss of the policy's own tokens."""
+        ids, own = padded(batch)
+        real = torch.tensor([len(each.ids) for each in batch])[:, None] > torch.arange(1, ids.shape[1])
+        losses = token_losses(self.model, ids)
+        weights = torch.where(own[:, 1:], 1.0, self.prompt_weight) * real
+        ((losses * weights).sum() / weights.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(self._others, 1.0)
+        for lr, optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * scale
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        mine = own[:, 1:]
+        return float((losses.detach() * mine).sum() / mine.sum())

@@ -1,0 +1,64 @@
+"""Log-probabilities and entropies of sampled tokens under the policy.
+
+Invariant: a token is scored at the temperature that it was sampled at, in at least float32. With equal
+weights the trainer's number therefore equals the engine's, and every ratio is 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
+    """Score ``ids`` under softmax(logits / temperature).
+
+    Args:
+        logits: float [N, V], any float dtype; narrower ones are widened to float32.
+        ids: int [N], the sampled tokens.
+        temperature: float [N]. 0 stands for greedy sampling, whose log-probabilities are those at 1.
+
+    Returns:
+        Log-probabilities [N], natural log, with a gradient.
+    """
+    return _log_distribution(logits, temperature).gather(-1, ids[:, None].long()).squeeze(-1)
+
+
+@torch.no_grad()
+def token_entropies(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Entropies [N] in nats of softmax(logits / temperature); arguments as for ``token_logprobs``."""
+    logprobs = _log_distribution(logits, temperature)
+    # A forbidden token (-inf) adds nothing; 0 * -inf would be NaN.
+    return -torch.where(logprobs.isneginf(), 0.0, logprobs.exp() * logprobs).sum(-1)
+
+
+def _log_distribution(logits: Tensor, temperature: Tensor) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scale = torch.where(temperature > 0, temperature, 1.0).to(wide.dtype)
+    return torch.log_softmax(wide / scale[:, None], dim=-1)
+
+
+def selected_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Logits that predict the tokens under ``mask``, without making those of any other position.
+
+    Args:
+        model: a causal language model of Transformers.
+        ids: int [B, T], padded on the right. Causal attention keeps padding out of what stands before it, so
+            no attention mask is needed.
+        mask: bool [B, T]; column 0 must be False, since nothing predicts the first token.
+
+    Returns:
+        Logits [N, V], N = mask.sum(), in row-major order of ``mask``.
+    """
+
+    def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (hidden,) = arguments
+        return (hidden[:, :-1][mask[:, 1:]][None],)
+
+    # Before the head rather than around it: what a model does to its logits after the head still happens.
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    handle = head.register_forward_pre_hook(select)
+    try:
+        return model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        handle.remove()

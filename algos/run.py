@@ -1,0 +1,326 @@
+"""Train: ``python -m algos.run [CONFIG] [key.path=value ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from configs.loader import ConfigError, describe, dump, load
+from configs.schema import RunConfig
+
+_EPILOG = """\
+examples:
+  python -m algos.run                                     the quickstart: minutes on two cores
+  python -m algos.run --dry-run rollout.groups=4          check the settings and print the plan
+  python -m algos.run configs/quickstart.yaml seed=1 steps=80
+  python -m algos.run configs/quickstart.yaml tasks.path=DIR      tasks in the ClawGym folder format
+  python -m algos.run --resume runs/quickstart-20260101-120000    go on after an interruption
+
+settings (key = default):
+"""
+
+
+_LONGEST_ROOT = 60
+
+
+class RunError(RuntimeError):
+    """The run cannot start or go on; the message says why and what to do."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 1 the run stopped on a fault, 2 wrong settings, 130 interrupted."""
+    args = _arguments(argv)
+    console = Console()
+    try:
+        config, folder = _settings(args)
+        backend = check(config)
+        if args.dry_run:
+            _print(console, plan(config, backend, folder, args.resume))
+            return 0
+        if args.resume and _trained(folder) >= config.steps:
+            _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
+            return 0
+        if backend == "process":
+            _print(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
+        return _train(config, folder, bool(args.resume), console)
+    except (ConfigError, RunError) as error:
+        _print(Console(stderr=True), f" {error}", "error:")
+        return 2
+
+
+def _print(console: Console, text: str, alarm: str = "") -> None:
+    """Text of users and of errors as it is, without markup and without wrapping."""
+    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m algos.run",
+        description="Train a policy through an agent harness. Without arguments: the quickstart.",
+        epilog=_EPILOG + describe(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", nargs="?", help="YAML file of settings; none: configs/quickstart.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its last checkpoint")
+    parser.add_argument(
+        "--skip-bad-tasks", action="store_true", help="leave broken task folders out (tasks.skip_bad=true)"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.skip_bad_tasks:
+        args.overrides.append("tasks.skip_bad=true")
+    if args.config and "=" in args.config:
+        args.overrides.insert(0, args.config)
+        args.config = None
+    return args
+
+
+def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
+    if args.resume:
+        if args.config:
+            raise ConfigError(f"got both --resume and {args.config}; a run goes on with its own config.yaml")
+        saved = args.resume / "config.yaml"
+        if not saved.is_file():
+            raise ConfigError(f"--resume {args.resume}: no config.yaml there; expected a folder made by this command")
+        return load(saved, args.overrides), args.resume
+    config = load(Path(args.config) if args.config else None, args.overrides)
+    folder = config.dir / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if folder.exists():
+        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    return config, folder
+
+
+def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = None) -> str:
+    """What a run with these settings would do, in a few lines."""
+    per_step = config.rollout.groups * config.rollout.group_size
+    before = _last_checkpoint(folder) if resume else 0
+    evaluation = f"{config.eval.tasks} tasks before and after"
+    if config.eval.every:
+        evaluation = f"every {config.eval.every} steps, {evaluation}"
+    if config.tasks.path is not None and not config.tasks.heldout:
+        evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
+    tasks = config.tasks.path or f"{config.tasks.train} built-in desk tasks, level {config.tasks.level}"
+    engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
+    if config.engine.kind == "endpoint":
+        engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
+    policy = config.model.path or f"the tiny policy of the cold start (cached in {config.coldstart.cache})"
+    return "\n".join(
+        [
+            f"policy      {policy}",
+            f"tasks       {tasks}",
+            f"harness     {config.harness.name}, at most {config.harness.max_turns} turns",
+            f"engine      {engine}",
+            f"sandbox     {backend}, {config.sandbox.actors} x {config.sandbox.concurrency} at a time",
+            f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
+            f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
+            f"evaluation  {evaluation}",
+            f"writes to   {folder}" + (f", going on after step {before}" if resume else ""),
+        ]
+    )
+
+
+def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> int:
+    from algos.display import LiveDisplay, before_after
+    from algos.runlog import read_jsonl
+
+    began = time.monotonic()
+    interrupted = False
+    fault: BaseException | None = None
+    _print(console, f"run folder {folder}")
+    with LiveDisplay(config.steps, f"Reins  {folder.name}", console) as display:
+        try:
+            sets = _tasks(config, folder, display)
+            model = _policy(config, display)
+            asyncio.run(_interruptible(_run(config, folder, sets, model, resume, display)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            interrupted = True
+        except (RunError, ConfigError) as error:
+            fault = error
+    if fault is not None:
+        _print(Console(stderr=True), f" {fault}", "stopped:")
+        if (folder / "config.yaml").exists():
+            _print(console, _next_steps(folder, resumable=True))
+        return 1
+    if interrupted:
+        _print(console, "interrupted\n" + _next_steps(folder, resumable=True))
+        return 130
+    table = before_after(read_jsonl(folder / "metrics.jsonl"))
+    if table is not None:
+        console.print(table)
+    else:
+        _print(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
+    _print(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
+    return 0
+
+
+async def _interruptible(work: Any) -> None:
+    """Turn the first SIGINT or SIGTERM into a cancellation, so that every part is taken down in order."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, task.cancel)
+    await task
+
+
+def check(config: RunConfig) -> str:
+    """Find what would stop the run, before anything starts; returns the sandbox backend that would be used.
+
+    Raises:
+        RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
+    """
+    from actors.engines.locate import interpreter
+    from envs.harnesses.registry import harness
+    from envs.sandbox.create import unavailable
+    from envs.tasks import clawgym
+
+    try:
+        harness(config.harness)
+        if config.tasks.path is not None:
+            clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if config.engine.kind == "sglang" and config.engine.sglang.url is None:
+        try:
+            interpreter(config.engine.sglang)
+        except FileNotFoundError as error:
+            raise RunError(str(error)) from None
+    _check_writable(config.dir)
+    reason = "" if config.sandbox.backend == "process" else unavailable()
+    if reason and config.sandbox.backend == "bubblewrap":
+        raise RunError(f"sandbox.backend: {reason}")
+    if config.sandbox.root is not None and len(os.fsencode(config.sandbox.root.resolve())) > _LONGEST_ROOT:
+        raise RunError(f"sandbox.root: got a path of over {_LONGEST_ROOT} bytes, expected a shorter one (for sockets)")
+    model = config.model.path
+    for name in ("config.json", "tokenizer_config.json") if model is not None else ():
+        if not (Path(str(model)) / name).is_file():
+            raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
+    return "process" if reason or config.sandbox.backend == "process" else "bubblewrap"
+
+
+def _check_writable(folder: Path) -> None:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise RunError(f"dir: {folder} cannot be made, since {there} is not a folder that can be written to")
+
+
+def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
+    from envs.tasks.sets import load_sets
+
+    try:
+        sets = load_sets(config.tasks, config.eval, folder / "tasks", config.seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_settings(config, folder, display)
+    except (ValueError, OSError) as error:
+        raise RunError(str(error)) from None
+    for line in sets.skipped:
+        display.say(f"skipped {line}")
+    return sets
+
+
+def _write_settings(config: RunConfig, folder: Path, display: Any) -> None:
+    """Keep the settings with the run; those that an earlier part of it had are kept beside them."""
+    path = folder / "config.yaml"
+    new = dump(config)
+    if path.is_file() and (old := path.read_text(encoding="utf-8")) != new:
+        kept = folder / f"config.until_step_{_last_checkpoint(folder):06d}.yaml"
+        kept.write_text(old, encoding="utf-8")
+        display.say(f"settings changed; those of the steps before are in {kept.name}")
+    path.write_text(new, encoding="utf-8")
+
+
+async def _run(config: RunConfig, folder: Path, sets: Any, model: Path, resume: bool, display: Any) -> None:
+    from actors.cluster import PartLostError
+    from actors.coordinator import Coordinator, NothingWorksError
+    from actors.start import StartError, started
+    from algos.runlog import RunLog, rewind
+
+    start = _last_checkpoint(folder) if resume else 0
+    if resume:
+        # Without a checkpoint everything happens again, the evaluation before the first step included.
+        rewind(folder, start or -1)
+        display.say(f"going on after step {start}")
+    display.note("starting Ray, the proxy and the engine")
+    log = RunLog(folder, config, display)
+    try:
+        async with started(config, folder, model) as cluster:
+            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start).run()
+    except (PartLostError, NothingWorksError, StartError) as error:
+        raise RunError(str(error)) from None
+    finally:
+        log.close()
+
+
+def _policy(config: RunConfig, display: Any) -> Path:
+    if config.model.path is not None:
+        return config.model.path
+    from algos.coldstart import ColdstartError, coldstart
+
+    seed = config.seed if config.coldstart.seed is None else config.coldstart.seed
+    cache = config.coldstart.cache.expanduser()
+    display.note("the tiny policy of the cold start")
+    told = False
+
+    def tick(done: int, likely: int) -> None:
+        nonlocal told
+        if not told:
+            display.say(
+                f"cold start: making the tiny policy from a scripted expert; the next run takes it from {cache}"
+            )
+            told = True
+        display.note(f"cold start: step {done} of about {likely}")
+
+    try:
+        return coldstart(cache, seed, progress=display.note, tick=tick, backend=config.sandbox.backend)
+    except ColdstartError as error:
+        raise RunError(str(error)) from None
+
+
+def _trained(folder: Path) -> int:
+    """Steps of a run that are trained and logged."""
+    from algos.runlog import read_jsonl
+
+    path = folder / "metrics.jsonl"
+    return max((row["step"] for row in read_jsonl(path)), default=0) if path.is_file() else 0
+
+
+def _last_checkpoint(folder: Path) -> int:
+    from actors.checkpoints import find
+
+    found = find(folder / "checkpoints")
+    return found[0] if found else 0
+
+
+def _next_steps(folder: Path, resumable: bool) -> str:
+    command = f"{_typed('python')} -m algos.run"
+    lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
+    newest = _last_checkpoint(folder)
+    if (folder / "trees").is_dir():
+        lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
+    if (folder / "wandb").is_dir():
+        lines.append(f"curves in W&B, with an account:  {_typed('wandb')} sync {folder / 'wandb'}/*run-*")
+    if resumable:
+        lines.append(f"go on:  {command} --resume {folder}")
+    elif newest:
+        weights = folder / "checkpoints" / f"step_{newest:06d}"
+        lines.append(f"train on from its weights:  {command} model.path={weights}")
+    return "\n".join(lines)
+
+
+def _typed(program: str) -> str:
+    """A program of this environment as one would type it here."""
+    path = Path(sys.executable).with_name(program)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The run folder's rows: ``metrics.jsonl`` and ``episodes.jsonl``, the terminal, and Weights & Biases.
+
+Invariant: a line is written whole and flushed before the next step begins; after ``rewind(n)`` the files hold
+exactly what a run of ``n`` steps would have written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.schema import RunConfig
+
+
+class Display(Protocol):
+    """What people see while a run goes on."""
+
+    def step(self, row: dict[str, Any]) -> None: ...
+
+    def evaluation(self, done: int, total: int, name: str) -> None: ...
+
+    def episode(self, row: dict[str, Any]) -> None: ...
+
+
+class RunLog:
+    """Writes rows to files, shows them, and hands the metrics to W&B."""
+
+    def __init__(self, folder: Path, config: RunConfig, display: Display) -> None:
+        self._display = display
+        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._episodes = (folder / "episodes.jsonl").open("a", encoding="utf-8")
+        self._tracker = _tracker(folder, config)
+
+    def episode(self, row: dict[str, Any]) -> None:
+        """One ended episode."""
+        _write(self._episodes, row)
+        self._display.episode(row)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """One step's metrics; step 0 is the policy before training."""
+        _write(self._metrics, row)
+        self._display.step(row)
+        if self._tracker is not None:
+            self._tracker.log({k: v for k, v in row.items() if isinstance(v, int | float)}, step=row["step"])
+
+    def evaluation(self, done: int, total: int, name: str) -> None:
+        """Progress of an evaluation."""
+        self._display.evaluation(done, total, name)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._metrics.close()
+        self._episodes.close()
+        if self._tracker is not None:
+            self._tracker.finish()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a file of rows; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    # Not splitlines: a text in a row may hold a separator that is no line end in JSON.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def rewind(folder: Path, steps: int) -> None:
+    """Keep the rows of the first ``steps`` steps: a resumed run writes the later ones again."""
+    metrics = [row for row in read_jsonl(folder / "metrics.jsonl") if row["step"] <= steps]
+    episodes = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps)]
+    for name, rows in (("metrics.jsonl", metrics), ("episodes.jsonl", episodes)):
+        partial = folder / f".{name}.partial"
+        partial.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+        partial.replace(folder / name)
+
+
+def _belongs(row: dict[str, Any], steps: int) -> bool:
+    """Training rows carry the step that they are trained in, evaluation rows the number of steps before them."""
+    return row["step"] < steps if row["split"] == "train" else row["step"] <= steps
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
+
+
+def _write(file: Any, row: dict[str, Any]) -> None:
+    file.write(_line(row))
+    file.flush()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; a figure that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def _tracker(folder: Path, config: RunConfig) -> Any:
+    if config.wandb.mode == "disabled":
+        return None
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    return wandb.init(
+        project=config.wandb.project,
+        name=folder.name,
+        dir=folder,
+        mode=config.wandb.mode,
+        config=config.model_dump(mode="json", by_alias=True),
+        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+    )

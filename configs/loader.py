@@ -1,0 +1,181 @@
+"""YAML and ``key.path=value`` to a validated ``RunConfig``; every fault names its place and a remedy."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from configs.schema import RunConfig
+
+QUICKSTART = Path(__file__).with_name("quickstart.yaml")
+
+
+class ConfigError(ValueError):
+    """A fault in the settings: one line per fault, each with place, what was got and what was expected."""
+
+
+def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf setting as (dotted key, field), in the order of declaration."""
+    for name, field in model.model_fields.items():
+        key = prefix + (field.alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, key + ".")
+        else:
+            yield key, field
+
+
+def load(path: Path | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """Read ``path`` (none: the quickstart), apply ``key.path=value`` overrides, validate.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown, a value does not fit.
+    """
+    path = path or QUICKSTART
+    data = _read(path)
+    for override in overrides or []:
+        _apply(data, override)
+    where = _shown(path) + (" with what the command line says" if overrides else "")
+    _check_keys(data, where)
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, where)) from None
+
+
+def dump(config: RunConfig) -> str:
+    """The settings as YAML that ``load`` reads back to an equal config."""
+    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False)
+
+
+def describe() -> str:
+    """One line per setting: key, default, the quickstart's value where it is another, type, meaning."""
+    lines = []
+    quickstart = _flat(_read(QUICKSTART))
+    for key, field in fields():
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if default is PydanticUndefined else yaml.safe_dump(_plain(default), default_flow_style=True)
+        shown = shown.replace("\n...", "").strip()
+        other = f"   quickstart: {quickstart[key]}" if quickstart.get(key, default) != default else ""
+        lines.append(f"  {key} = {shown}{other}   ({_type_name(field.annotation)})\n      {field.description}")
+    return "\n".join(lines)
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        if str(path) in dict(fields()):
+            raise ConfigError(f"{path}: a setting without a value; expected {path}=VALUE")
+        raise ConfigError(f"{path}: no such file; expected a YAML file of settings, for example {_shown(QUICKSTART)}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: got {type(data).__name__}, expected a mapping of settings")
+    return data
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, raw = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: expected key.path=value, for example rollout.groups=4")
+    try:
+        value = yaml.safe_load(raw) if raw else None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    parts = key.split(".")
+    place = data
+    for part in parts[:-1]:
+        inner = place.get(part)
+        if inner is None:
+            inner = place[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: {part!r} holds {inner!r}, expected a group of settings")
+        place = inner
+    place[parts[-1]] = value
+
+
+def _check_keys(data: dict[str, Any], where: str) -> None:
+    leaves = dict(fields())
+    groups = {key.rsplit(".", n)[0] for key in leaves for n in range(1, key.count(".") + 1)}
+    known = sorted(leaves.keys() | groups)
+    faults = []
+
+    def walk(value: dict[Any, Any], prefix: str) -> None:
+        for name, inner in value.items():
+            key = f"{prefix}{name}"
+            if key in leaves and "." not in str(name):
+                continue
+            if key not in groups:
+                faults.append(f"unknown key {key!r}{_nearest(key, known)}")
+            elif isinstance(inner, dict):
+                walk(inner, key + ".")
+            elif inner is not None:
+                faults.append(f"{key}: got {inner!r}, expected a group of settings such as {key}.<name>")
+
+    walk(data, "")
+    if faults:
+        raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults))
+    for group in [g for g in data if data[g] is None and g in groups]:
+        del data[group]
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    group, _, name = key.rpartition(".")
+    inside = [known_key.removeprefix(f"{group}.") for known_key in known if group and known_key.startswith(f"{group}.")]
+    close = [f"{group}.{found}" for found in difflib.get_close_matches(name, inside, n=1, cutoff=0.6)]
+    if inside and not close:
+        return f"; {group} has {', '.join(inside)}"
+    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close:
+        last = key.rsplit(".", 1)[-1]
+        tails = {k.rsplit(".", 1)[-1]: k for k in known}
+        close = [tails[m] for m in difflib.get_close_matches(last, list(tails), n=1, cutoff=0.7)]
+    return f"; did you mean {close[0]!r}?" if close else "; `python -m algos.run --help` lists every key"
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    lines = []
+    for fault in error.errors():
+        place = ".".join(str(part) for part in fault["loc"])
+        got = "" if not place or fault["type"] == "missing" else f" (got {fault['input']!r})"
+        lines.append(f"{where}: {place + ': ' if place else ''}{fault['msg'].removeprefix('Value error, ')}{got}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _type_name(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Union or origin is types.UnionType:
+        return " or ".join(_type_name(a) for a in get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    if origin is not None and str(origin) == "typing.Literal":
+        return " | ".join(str(a) for a in get_args(annotation))
+    if origin is list:
+        return f"list of {_type_name(get_args(annotation)[0])}"
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,266 @@
+"""The settings of a run. Importing this module imports neither torch nor ray.
+
+Each group belongs to the part that it is named after; ``configs/loader.py`` reads them from YAML.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Config
+from configs.learner import LearnerConfig
+from configs.proxy import ProxyConfig
+
+
+class ModelConfig(Config):
+    """The policy."""
+
+    path: Path | None = Field(
+        None, description="Folder of a Hugging Face model; none: the tiny policy made by the cold start."
+    )
+    renderer: Literal["auto", "qwen3", "qwen3.5", "default"] = Field(
+        "auto", description="How chats become tokens: a renderer by name, or found by the model's family."
+    )
+
+
+class ColdstartConfig(Config):
+    """The tiny policy that the quickstart begins with."""
+
+    cache: Path = Field(
+        Path("~/.cache/reins/coldstart"), description="Where finished cold starts are kept and found again."
+    )
+    seed: int | None = Field(None, ge=0, description="Seed of the cold start; none: the run's seed.")
+
+
+class TasksConfig(Config):
+    """What is practised."""
+
+    path: Path | None = Field(
+        None, description="Folder of task folders in the ClawGym format; none: the built-in desk tasks."
+    )
+    skip_bad: bool = Field(False, description="Leave broken task folders out instead of stopping.")
+    limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
+    heldout: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Share of the path's tasks kept for evaluation, chosen by the seed."
+    )
+    families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
+    level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")
+    train: int = Field(512, ge=1, description="Desk tasks: number of training tasks.")
+    partial_credit: bool = Field(False, description="Desk tasks: fractions instead of all or nothing.")
+
+
+class SandboxConfig(Config):
+    """The rooms in which harnesses run."""
+
+    backend: Literal["auto", "bubblewrap", "process"] = Field(
+        "auto", description="auto takes bubblewrap where it works, else process (no isolation)."
+    )
+    actors: int = Field(1, ge=1, description="Sandbox actors; their episodes run at the same time.")
+    concurrency: int = Field(32, ge=1, description="Episodes at the same time in one actor.")
+    root: Path | None = Field(None, description="Where sandboxes keep their files; none: a temporary folder.")
+    wall_s: float = Field(120.0, gt=0, description="Wall seconds that one harness may run.")
+    cpu_s: float = Field(60.0, gt=0, description="CPU seconds of one process inside.")
+    memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
+    processes: int = Field(256, ge=8, description="Processes inside at the same time.")
+    file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
+    retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
+
+
+class HarnessConfig(Config):
+    """The layer between the policy and the workspace."""
+
+    name: str = Field("agent_loop", description="Which harness; see `python -m envs.harnesses`.")
+    max_turns: int = Field(8, ge=1, description="Model calls after which the loop gives up.")
+    command_s: float = Field(10.0, gt=0, description="Wall seconds of one command of the agent.")
+    observation_chars: int = Field(8000, ge=100, description="Longest tool result; the middle is cut.")
+
+
+class SGLangConfig(Config):
+    """The SGLang server of an engine of kind ``sglang``."""
+
+    python: Path | None = Field(
+        None,
+        description="Interpreter that has SGLang, which pins its own torch; none: REINS_SGLANG_PYTHON, else this one.",
+    )
+    url: str | None = Field(
+        None,
+        description="A server that runs already, with --skip-tokenizer-init and --incremental-streaming-output, and "
+        "sees the same files; none: one is started per replica.",
+    )
+    tp: int = Field(1, ge=1, description="GPUs that share each layer (tensor parallel).")
+    pp: int = Field(1, ge=1, description="Stages of layers on GPUs of their own (pipeline parallel).")
+    dp: int = Field(1, ge=1, description="Copies of the model inside one server (data parallel).")
+    args: list[str] = Field([], description="More options of the server; they win over those set by Reins.")
+    start_s: float = Field(900.0, gt=0, description="Seconds in which a server must come up.")
+
+
+class EndpointConfig(Config):
+    """An OpenAI-compatible endpoint, for evaluation only: it tells no log-probabilities that could be trained on."""
+
+    url: str = Field("http://127.0.0.1:8000/v1", description="Base URL, as the OpenAI clients take it.")
+    model: str = Field("default", description="Name of the model there.")
+    key_env: str = Field("OPENAI_API_KEY", description="Environment variable that holds the key, where one is needed.")
+    timeout_s: float = Field(600.0, gt=0, description="Seconds that one answer may take.")
+    retries: int = Field(4, ge=0, description="Further tries after 408, 409, 429, 5xx or a broken connection.")
+
+
+class EngineConfig(Config):
+    """What samples tokens."""
+
+    kind: Literal["transformers", "sglang", "endpoint"] = Field(
+        "transformers",
+        description="transformers runs embedded, also on a laptop; sglang is a server of its own; endpoint is "
+        "somebody else's, for evaluation only.",
+    )
+    replicas: int = Field(1, ge=1, description="Engines; a session stays with one, whose cache has its prefix.")
+    gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs that Ray sets aside for a replica; none: as device and sglang.tp x pp x dp say.",
+    )
+    sglang: SGLangConfig = Field(default_factory=lambda: SGLangConfig())
+    endpoint: EndpointConfig = Field(default_factory=lambda: EndpointConfig())
+
+    threads: int = Field(1, ge=1, description="CPU threads of the engine.")
+    slots: int = Field(96, ge=1, description="Sequences whose keys and values are held.")
+    max_len: int = Field(1024, ge=32, description="Longest sequence in tokens, prompt and answer together.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Number format of the weights.")
+    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+
+
+class UpdateConfig(Config):
+    """How engines come to new weights."""
+
+    mode: Literal["between_tokens", "drain", "abort_and_resume"] = Field(
+        "between_tokens",
+        description="What running calls do: go on under the new weights, end first, or be cut and asked again from "
+        "the tokens that they have.",
+    )
+    transport: Literal["disk", "tensor"] = Field(
+        "disk", description="SGLang reads the published files itself, or is sent the tensors."
+    )
+    keep_cache: bool = Field(
+        False, description="SGLang: go on with keys and values of older weights instead of computing them anew."
+    )
+
+
+class RolloutConfig(Config):
+    """How many episodes a step learns from, and how they are sampled."""
+
+    groups: int = Field(8, ge=1, description="Groups (task, harness) of a step.")
+    group_size: int = Field(8, ge=1, description="Episodes of a group.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature in training.")
+
+
+class AsyncConfig(Config):
+    """How far rollouts may run ahead of the learner."""
+
+    max_staleness: int = Field(
+        1, ge=0, description="Steps by which a sampled token's policy may be behind the one trained; 0: in step."
+    )
+
+
+class TreesConfig(Config):
+    """What becomes of an episode's calls."""
+
+    max_leaves: int = Field(16, ge=1, description="Episodes with more leaves are dropped whole.")
+    train_kinds: list[Literal["main", "subagent", "compaction", "after-compaction", "side"]] = Field(
+        ["main"], min_length=1, description="Kinds of branches that are trained."
+    )
+    builders: int = Field(1, ge=1, description="Actors that build trees; each session has one of them.")
+    builder_mb: int = Field(
+        1024, ge=1, description="MiB that one builder holds of unfinished episodes; above it the proxy tells one again."
+    )
+    keep_steps: int | None = Field(None, ge=1, description="Steps whose trees stay on disk; none: all.")
+
+
+class RewardConfig(Config):
+    """From the grader's number to the reward."""
+
+    clean_end: bool = Field(
+        True, description="0 when the last answer was cut or could not be parsed, whatever the grader says."
+    )
+
+
+class EvalConfig(Config):
+    """Measuring on tasks that are never trained."""
+
+    every: int = Field(10, ge=0, description="Steps between evaluations; 0: only before and after.")
+    tasks: int = Field(96, ge=1, description="Tasks of each evaluation set, before and after.")
+    curve_tasks: int = Field(32, ge=1, description="Tasks of the evaluations in between.")
+    sampled: bool = Field(True, description="Also at the training temperature, not only greedy.")
+
+
+class CheckpointConfig(Config):
+    """What can be gone back to."""
+
+    every: int = Field(5, ge=1, description="Steps between checkpoints; the last step always makes one.")
+    keep: int = Field(3, ge=1, description="Newest checkpoints that stay on disk.")
+
+
+class WandbConfig(Config):
+    """Weights & Biases; a run never needs an account."""
+
+    mode: Literal["offline", "online", "disabled"] = Field("offline", description="offline writes to the run folder.")
+    project: str = Field("reins", description="Project name.")
+
+
+class RunConfig(Config):
+    """Everything that determines a run."""
+
+    name: str = Field(
+        "quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Begins the name of the run folder."
+    )
+    dir: Path = Field(Path("runs"), description="Where run folders are made.")
+    seed: int = Field(0, ge=0, description="Seed of tasks, schedule, sampling and learner.")
+    steps: int = Field(60, ge=0, description="Training steps; 0 only evaluates.")
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
+    coldstart: ColdstartConfig = Field(default_factory=lambda: ColdstartConfig())
+    tasks: TasksConfig = Field(default_factory=lambda: TasksConfig())
+    sandbox: SandboxConfig = Field(default_factory=lambda: SandboxConfig())
+    harness: HarnessConfig = Field(default_factory=lambda: HarnessConfig())
+    proxy: ProxyConfig = Field(default_factory=lambda: ProxyConfig())
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
+    update: UpdateConfig = Field(default_factory=lambda: UpdateConfig())
+    rollout: RolloutConfig = Field(default_factory=lambda: RolloutConfig())
+    async_: AsyncConfig = Field(default_factory=lambda: AsyncConfig(), alias="async")
+    trees: TreesConfig = Field(default_factory=lambda: TreesConfig())
+    reward: RewardConfig = Field(default_factory=lambda: RewardConfig())
+    learner: LearnerConfig = Field(default_factory=lambda: LearnerConfig())
+    eval: EvalConfig = Field(default_factory=lambda: EvalConfig())
+    checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
+    wandb: WandbConfig = Field(default_factory=lambda: WandbConfig())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.learner.minibatches > self.rollout.groups * self.rollout.group_size:
+            raise ValueError(
+                f"learner.minibatches: got {self.learner.minibatches}, expected at most rollout.groups * "
+                f"rollout.group_size = {self.rollout.groups * self.rollout.group_size}; lower it or sample more"
+            )
+        if self.engine.kind != "sglang" and (self.update.keep_cache or self.update.transport != "disk"):
+            raise ValueError(
+                "update.keep_cache, update.transport: got a setting that only engine.kind=sglang has; leave them out"
+            )
+        if self.engine.kind == "endpoint" and self.steps:
+            raise ValueError(
+                f"engine.kind=endpoint: got steps={self.steps}, expected 0: an endpoint is for evaluation only, since "
+                "its answers have no log-probabilities of a policy that could be trained"
+            )
+        others = set(self.trees.train_kinds) - {"main"}
+        if bool(others) != (self.learner.aux_credit != "none"):
+            raise ValueError(
+                f"learner.aux_credit, trees.train_kinds: got {self.learner.aux_credit} and {self.trees.train_kinds}, "
+                "expected a rule of credit (outcome or scaled) where other kinds than main are trained, and none else"
+            )
+        behind = self.checkpoint.every + self.async_.max_staleness
+        if self.trees.keep_steps is not None and self.trees.keep_steps < behind:
+            raise ValueError(
+                f"trees.keep_steps: got {self.trees.keep_steps}, expected at least checkpoint.every + "
+                f"async.max_staleness = {behind}: a learner that restarts trains these steps again from their trees"
+            )
+        return self

@@ -1,0 +1,98 @@
+"""Lists the harnesses that ``harness.name`` can be, and installs those that are programs of others."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from configs.schema import HarnessConfig
+from envs.harnesses.external.adapters import ADAPTERS
+from envs.harnesses.external.install import InstallError, install, version
+from envs.harnesses.external.releases import FOLDER_VARIABLE, missing, releases, root
+from envs.harnesses.registry import HARNESSES
+
+_EXAMPLES = f"""examples:
+  python -m envs.harnesses                        what there is, and what of it is installed
+  python -m envs.harnesses install                install all, in the versions of versions.json
+  python -m envs.harnesses install codex --into D  install one of them under the folder D
+  python -m envs.harnesses check codex            start it once and compare its version
+
+The folder is that of --into, else of the environment variable {FOLDER_VARIABLE}, else ~/.cache/reins/harnesses.
+"""
+
+
+def _list() -> int:
+    known = releases()
+    for name, make in HARNESSES.items():
+        if name not in ADAPTERS:
+            print(f"{name:16} {'built in':24} {(make(HarnessConfig()).__doc__ or '').splitlines()[0]}")
+            continue
+        fault = "".join(missing(known[part]) and f"{part} missing " for part in (*known[name].needs, name))
+        print(f"{name:16} {known[name].version:12}{fault or 'installed':12} {(ADAPTERS[name].__doc__ or '')}")
+    print(f"installed programs are looked for in {root()}")
+    return 0
+
+
+def _install(names: Sequence[str], again: bool) -> int:
+    console = Console()
+    console.print(f"installing into {root()}: {', '.join(names)}", highlight=False)
+    try:
+        with console.status("") as status:
+            install(names, say=lambda text: console.print(text, highlight=False), show=status.update, again=again)
+    except (InstallError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return _check(names)
+
+
+def _check(names: Sequence[str]) -> int:
+    """Start each program once; 1 where one is missing or says another version than the pinned one."""
+    failed = 0
+    for name in names:
+        release = releases()[name]
+        try:
+            fault = missing(release) or _differs(version(release), release.version)
+        except InstallError as error:
+            fault = str(error)
+        failed += bool(fault)
+        print(f"{name:16} {release.version:12} {fault or 'works'}", flush=True)
+    return 1 if failed else 0
+
+
+def _differs(got: str, expected: str) -> str:
+    return "" if expected in got else f"says that it is {got!r}, expected {expected}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m envs.harnesses",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(into=None)
+    commands = parser.add_subparsers(dest="command")
+    for name, words in (("install", "install programs"), ("check", "start what is installed, compare versions")):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(ADAPTERS)}; none: all")
+        command.add_argument("--into", type=Path, metavar="FOLDER", help="where programs are installed")
+        if name == "install":
+            command.add_argument("--again", action="store_true", help="replace what is there")
+    arguments = parser.parse_args()
+    if arguments.into is not None:
+        os.environ[FOLDER_VARIABLE] = os.fspath(arguments.into)
+    if arguments.command is None:
+        return _list()
+    names = arguments.names or list(ADAPTERS)
+    if unknown := sorted(set(names) - set(ADAPTERS)):
+        parser.error(f"unknown harness {unknown[0]!r}: expected some of {', '.join(ADAPTERS)}")
+    return _install(names, arguments.again) if arguments.command == "install" else _check(names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The adapter of the transparent agent loop: its folder is mounted, its settings are in the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from envs.harnesses.base import Endpoint
+from envs.sandbox.base import Command, Finished, Limits, Mount, Sandbox
+from envs.sandbox.bytecode import compiled
+from envs.tasks.task import Task
+
+_FOLDER = Path(__file__).with_name("agent_loop")
+# Not `-m`: that would put the workspace, whose files are the agent's, in front of the standard library.
+_START = "import sys; sys.path.insert(0, {!r}); from agent_loop.__main__ import main; sys.exit(main())"
+_REASONS = {"final_answer": "final answer", "max_turns": "max turns", "error": "error"}
+
+
+class AgentLoop:
+    """The loop in its base configuration (S0T0O0C0W0)."""
+
+    name = "agent_loop"
+
+    def __init__(self, max_turns: int = 30, command_s: float = 30.0, observation_chars: int = 16_000) -> None:
+        self.max_turns = max_turns
+        self.command_s = command_s
+        self.observation_chars = observation_chars
+
+    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+        compiled(sandbox.python, *sorted(_FOLDER.glob("*.py")))
+        folder = Mount(_FOLDER, "/opt/harness/agent_loop")
+        start = _START.format(sandbox.inside(folder).rpartition("/")[0])
+        env = {
+            **sandbox.environment(),
+            "AGENT_LOOP_BASE_URL": endpoint.base_url,
+            "AGENT_LOOP_KEY": endpoint.key,
+            "AGENT_LOOP_MODEL": endpoint.model,
+            "AGENT_LOOP_INSTRUCTION_FILE": sandbox.put_home(".agent_loop/instruction.txt", task.instruction),
+            "AGENT_LOOP_MAX_TURNS": str(self.max_turns),
+            "AGENT_LOOP_COMMAND_TIMEOUT_S": str(self.command_s),
+            "AGENT_LOOP_OBSERVATION_CHARS": str(self.observation_chars),
+            "AGENT_LOOP_READ_TIMEOUT_S": str(limits.wall_s),
+        }
+        return Command((sandbox.python, "-I", "-S", "-c", start), env, (folder,), limits)
+
+    def ended(self, finished: Finished) -> tuple[bool, str]:
+        if finished.code is None:
+            return False, "time limit"
+        lines = finished.stdout.decode(errors="replace").strip().splitlines()
+        try:
+            result = json.loads(lines[-1]) if lines else {}
+            reason = _REASONS[result["end"]]
+        except (ValueError, TypeError, LookupError):
+            return False, f"no result (exit code {finished.code})"
+        if reason == "error":
+            return False, f"error: {result.get('message', '')}"[:500]
+        return finished.code == 0 and reason == "final answer", reason

@@ -1,0 +1,142 @@
+"""Removing what dead owners left: the processes of their sandboxes, then the directories.
+
+A sandbox names its owner by pid and start time. Its processes die with the owner, save in the milliseconds of
+its start in which the kernel has not yet been told so. Therefore every owner has a warden: a process that
+waits for the owner's end and then cleans up after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from envs.sandbox.files import remove_tree
+
+_OWNER_FILE = "owner"
+_UNOWNED_GRACE_S = 60.0
+_ROUNDS = 6
+_PAUSE_S = 0.5
+
+
+def _status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; none when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The second field may hold spaces and parentheses itself.
+    return text.rpartition(")")[2].split()
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None when there is no such process."""
+    fields = _status(pid)
+    return int(fields[1]) if fields else None
+
+
+def start_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot, as text; None when there is no such process."""
+    fields = _status(pid)
+    return fields[19] if fields else None
+
+
+def claim(base: Path) -> None:
+    """Write down that the sandbox in ``base`` belongs to this process, and have the warden know of it."""
+    pid = os.getpid()
+    (base / _OWNER_FILE).write_text(f"{pid} {start_time(pid)}\n")
+    _tell_warden(base.parent, pid)
+
+
+def owned(base: Path) -> bool:
+    """Whether the owner lives; a directory without an owner file is being made, until it is a minute old."""
+    try:
+        pid, _, started = (base / _OWNER_FILE).read_text().strip().partition(" ")
+        return start_time(int(pid)) == started
+    except (FileNotFoundError, ValueError):
+        return time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
+
+
+def processes_of(base: Path) -> list[int]:
+    """The processes of a bubblewrap sandbox: those that have its workspace mounted, and a start that hangs.
+
+    A start is told by its working directory: it hangs for ever when its parent dies before handing over.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # A process that ends meanwhile, or another user's, is none of ours.
+        with contextlib.suppress(OSError):
+            starting = (process / "cwd").readlink() == base and (process / "comm").read_text() == "bwrap\n"
+            if starting or _mounts(process, base):
+                found.append(int(process.name))
+    return found
+
+
+def end_processes(base: Path) -> None:
+    """Kill whatever runs in the bubblewrap sandbox of ``base``."""
+    for pid in processes_of(base):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _mounts(process: Path, base: Path) -> bool:
+    ending = f"/{base.name}/workspace"
+    for line in (process / "mountinfo").read_text(errors="replace").splitlines():
+        source, mounted = line.split(" ")[3:5]
+        if source.endswith(ending) and Path(f"{process}/root{mounted}").samefile(base / "workspace"):
+            return True
+    return False
+
+
+def gc(root: Path) -> list[str]:
+    """Remove every sandbox under ``root`` whose owner is gone, processes first; the labels removed."""
+    removed = []
+    root = root.resolve()
+    for base in sorted(root.iterdir()) if root.is_dir() else []:
+        if base.is_symlink() or not base.is_dir() or owned(base):
+            continue
+        end_processes(base)
+        remove_tree(base)
+        removed.append(base.name)
+    return removed
+
+
+@functools.cache
+def _tell_warden(root: Path, owner: int) -> None:
+    # A warden that somebody killed is missed only if this process is killed as well.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(_warden(owner), os.fsencode(root) + b"\0")
+
+
+@functools.cache
+def _warden(owner: int) -> int:  # noqa: ARG001 - a fork of this process needs a warden of its own
+    """The pipe to this process's warden: it takes roots, and its end is the end of this process."""
+    reading, writing = os.pipe()
+    # A session of its own and no child of ours: what ends us, or our children, must not end it.
+    argv = ["setsid", "-f", sys.executable, "-m", "envs.sandbox.gc"]
+    path = os.fspath(Path(__file__).parents[2])
+    # It outlives us by seconds: holding our output open, it would keep whoever reads that waiting.
+    quiet = subprocess.DEVNULL
+    env = os.environ | {"PYTHONPATH": path}
+    subprocess.run(argv, stdin=reading, stdout=quiet, stderr=quiet, env=env, cwd="/", check=True)
+    os.close(reading)
+    return writing
+
+
+def _main() -> None:
+    roots = [Path(os.fsdecode(root)) for root in set(sys.stdin.buffer.read().split(b"\0")) if root]
+    for _ in range(_ROUNDS):
+        for root in roots:
+            # The owner's launcher, or another warden, may be removing the same.
+            with contextlib.suppress(OSError, RuntimeError):
+                gc(root)
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,44 @@
+"""Gives a command one thing to talk to: the model API behind a Unix socket, seen as a loopback address."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from envs.sandbox.base import Command, Mount, Sandbox
+from envs.sandbox.bytecode import compiled
+from envs.sandbox.relay import PLACEHOLDER
+
+RELAY_BASE_URL = f"http://127.0.0.1:{PLACEHOLDER}"
+"""The base URL to write into a command's arguments or environment; ``{relay_port}`` is filled in when it
+starts."""
+
+_PROGRAM = Path(__file__).with_name("relay.py")
+_SOCKETS = "/run/model-api"
+
+
+def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
+    """``command`` under a relay to the Unix socket ``socket`` of the host, in whichever backend.
+
+    Its folder holds the sockets of the replicas that can stand in for it, and nothing else.
+
+    In the arguments and the environment of ``command``, ``{relay_port}`` becomes the port. A file in the
+    sandbox must not name the port unless ``sandbox.relay_port`` is not 0.
+    """
+    if sandbox.relay_port:
+        # Inside is another user than ours. Who may reach the socket is decided by the folder that it lies in.
+        socket.chmod(0o666)
+        socket.parent.chmod(0o755)
+    program = compiled(sandbox.python, _PROGRAM)[0]
+    shown = Mount(program, f"/opt/relay/relay{program.suffix}")
+    doors = Mount(socket.parent, _SOCKETS)
+    relay = (
+        sandbox.python,
+        "-I",
+        "-S",
+        sandbox.inside(shown),
+        sandbox.inside(doors),
+        socket.name,
+        str(sandbox.relay_port),
+    )
+    return replace(command, argv=(*relay, *command.argv), mounts=(*command.mounts, shown, doors))

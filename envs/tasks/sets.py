@@ -1,0 +1,55 @@
+"""Which tasks a run practises and which it is measured on, from its settings.
+
+Invariant: an evaluation set shares no task with the training set, unless the run trains nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.schema import EvalConfig, TasksConfig
+from envs.tasks import clawgym, desk
+from envs.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    """Training tasks and named evaluation sets; ``skipped`` says which broken folders were left out, and why."""
+
+    train: list[Task]
+    evaluation: dict[str, list[Task]]
+    skipped: tuple[str, ...] = ()
+
+
+def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -> TaskSets:
+    """Read the tasks of ``tasks.path``, or write the built-in desk tasks under ``folder`` and read them.
+
+    Raises:
+        ValueError: nothing to practise on, or a broken task folder (its file, field and what was expected).
+    """
+    if tasks.path is None:
+        return _desk(tasks, evaluation, folder, seed)
+    loaded = clawgym.load(tasks.path, skip_bad=tasks.skip_bad)
+    found = loaded.tasks[: tasks.limit]
+    order = random.Random(seed).sample(found, len(found))
+    n_heldout = round(len(order) * tasks.heldout)
+    heldout = sorted(order[:n_heldout], key=lambda task: task.id)
+    train = [task for task in found if task not in heldout]
+    if not train:
+        raise ValueError(
+            f"tasks.heldout: got {tasks.heldout} of {len(found)} tasks, which leaves none to practise on; lower it"
+        )
+    return TaskSets(train, {"heldout": heldout} if heldout else {}, loaded.skipped)
+
+
+def _desk(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -> TaskSets:
+    def make(split: desk.Split, count: int) -> list[Task]:
+        generated = desk.generate(split, count, seed, tasks.families, tasks.level, tasks.partial_credit)
+        return desk.write(generated, folder / split)
+
+    heldout: dict[str, desk.Split] = {"heldout": "heldout", "wording": "wording"}
+    return TaskSets(
+        make("train", tasks.train), {name: make(split, evaluation.tasks) for name, split in heldout.items()}
+    )

@@ -1,0 +1,27 @@
+"""A task: an instruction, the files it starts from, and a grader that the agent never sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task folder in the ClawGym format: ``data_entry.json``, ``input_files/``, ``reward/reward.sh``."""
+
+    id: str
+    instruction: str
+    folder: Path
+    mount_dir: str
+    """Where the workspace lies inside the sandbox, for the agent and for the grader."""
+    metadata: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """For the built-in tasks: ``family``, ``level``, ``split``, ``wording``."""
+
+    @property
+    def input_files(self) -> Path:
+        return self.folder / "input_files"
+
+    @property
+    def reward_dir(self) -> Path:
+        return self.folder / "reward"

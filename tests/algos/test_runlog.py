@@ -1,0 +1,69 @@
+import json
+
+from algos.display import before_after, sparkline
+from algos.runlog import RunLog, read_jsonl, rewind
+from configs.loader import load
+
+
+class Display:
+    def step(self, row): ...
+    def evaluation(self, done, total, name): ...
+    def episode(self, row): ...
+
+
+def test_rows_are_json_and_missing_figures_are_null(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
+    log.step({"step": 1, "x": float("nan"), "y": 0.1})
+    log.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "x": None, "y": 0.1}
+
+
+def test_rewind_keeps_what_a_shorter_run_would_have_written(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
+    for step in range(4):
+        log.step({"step": step})
+        log.episode({"id": f"e{step}", "step": step, "split": "heldout/greedy"})
+        log.episode({"id": f"t{step}", "step": step, "split": "train"})
+    log.close()
+    rewind(tmp_path, 2)
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["e0", "t0", "e1", "t1", "e2"]
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "los')
+    assert read_jsonl(path) == [{"step": 0}]
+    rewind(tmp_path, 5)
+    assert path.read_text() == '{"step": 0}\n'
+
+
+def test_sparkline_spans_the_unit_interval_and_marks_gaps():
+    assert sparkline([0.0, 0.5, 1.0, float("nan")]) == " ▄█·"
+
+
+def test_evaluations_are_shown_side_by_side():
+    one = {"step": 0, "eval/heldout/reward_greedy": 0.1, "eval/heldout/reward_sampled": 0.2}
+    assert before_after([{"step": 1}]) is None
+    alone = before_after([one])
+    assert alone is not None
+    assert [[str(cell) for cell in column.cells] for column in alone.columns[1:]] == [["0.10"], ["0.20"]]
+    table = before_after([one, {"step": 1}, one | {"step": 2, "eval/heldout/reward_greedy": 0.9}])
+    assert table is not None
+    assert [str(cell) for cell in table.columns[1].cells] == ["0.10"]
+    assert [str(cell) for cell in table.columns[2].cells] == ["0.90"]
+
+
+def test_an_offline_run_is_kept_by_wandb_in_the_run_folder(tmp_path):
+    log = RunLog(tmp_path, load(None, []), Display())
+    log.step({"step": 1, "train/reward": 0.5, "missing": float("nan")})
+    log.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_texts_with_line_separators_are_read_back(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
+    log.episode({"id": "a\u2028b\x85c\x0cd", "step": 0, "split": "train"})
+    log.close()
+    rewind(tmp_path, 1)
+    assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["a\u2028b\x85c\x0cd"]

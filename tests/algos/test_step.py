@@ -1,0 +1,200 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import OracleEpisode, grpo_loss
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from algos.advantages import grpo
+from algos.batching import micro_batches, sample_of
+from algos.step import LossSettings, accumulate, apply, with_old
+from trees.linearise import Path
+
+VOCABULARY = 40
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=0.4,
+    )
+    return Qwen3ForCausalLM(config).double().eval()
+
+
+def moved(model):
+    """The same model after a step that is large enough to set off both clips."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return other
+
+
+def path(ids, mask, temperature, rng):
+    mask = np.array(mask, bool)
+    return Path(
+        ids=np.array(ids, np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, rng.uniform(-5, -1, len(ids)), 0).astype(np.float32),
+        versions=np.where(mask, 3, -1).astype(np.int32),
+        temperature=np.full(len(ids), temperature, np.float32),
+        credit=mask.astype(np.float32),
+        leaf=0,
+    )
+
+
+def episodes():
+    """Two groups; the second episode is forked into three leaves that share a trained prefix."""
+    rng = np.random.default_rng(5)
+    result = []
+    for n, (group, reward) in enumerate([("a", 1.0), ("a", 0.0), ("a", 0.5), ("b", 0.0), ("b", 1.0), ("b", 1.0)]):
+        prefix = rng.integers(0, VOCABULARY, 6).tolist()
+        paths = []
+        for leaf in range(3 if n == 1 else 1):
+            tail = rng.integers(0, VOCABULARY, int(rng.integers(2, 12))).tolist()
+            shared = [False, False, False, *[leaf == 0] * 3]
+            paths.append(path(prefix + tail, shared + [bool(rng.random() < 0.7) for _ in tail], 0.8, rng))
+        result.append(OracleEpisode(group, reward, paths))
+    return result
+
+
+def samples_of(batch):
+    rewards = torch.tensor([episode.reward for episode in batch], dtype=torch.float64)
+    groups = torch.tensor([ord(episode.group) for episode in batch])
+    pairs = zip(batch, grpo(rewards, groups).tolist(), strict=True)
+    found = [sample_of(path, advantage) for episode, advantage in pairs for path in episode.paths]
+    return [sample for sample in found if sample is not None]
+
+
+def gradients(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
+def test_loss_and_gradient_equal_the_reference(model, max_tokens):
+    batch = episodes()
+    now = moved(model)
+    oracle = grpo_loss(now, model, batch, 0.05, 0.1, 2.0)
+    oracle.backward()
+    expected = gradients(now)
+    now.zero_grad()
+    samples, _ = with_old(model, samples_of(batch), max_tokens)
+    result = accumulate(now, samples, LossSettings(0.05, 0.1, 2.0, max_tokens))
+    ratios = (torch.cat(result.theta) - torch.cat(result.old)).exp()
+    assert (ratios > 1.1).any()
+    assert (ratios < 0.95).any()
+    assert result.loss == pytest.approx(oracle.item(), abs=1e-6)
+    torch.testing.assert_close(gradients(now), expected, rtol=0, atol=1e-6)
+
+
+def test_order_of_samples_does_not_matter(model):
+    now = moved(model)
+    samples, _ = with_old(model, samples_of(episodes()), 10_000)
+    found = []
+    for order in (samples, samples[::-1]):
+        now.zero_grad()
+        loss = accumulate(now, order, LossSettings(max_tokens=60)).loss
+        found.append((loss, gradients(now)))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
+
+
+def test_splitting_an_episode_at_a_fork_changes_nothing(model):
+    """L2: one path of 6 + 5 trained tokens; two paths, of which the second has the prefix as context only."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, VOCABULARY, 15)
+    whole = path(ids, [False] * 4 + [True] * 11, 1.0, rng)
+    parts = []
+    for start, end in ((4, 10), (10, 15)):
+        inside = (np.arange(15) >= start) & (np.arange(15) < end)
+        parts.append(
+            Path(
+                whole.ids[:end],
+                inside[:end],
+                whole.logprobs[:end],
+                whole.versions[:end],
+                whole.temperature[:end],
+                whole.credit[:end],
+                0,
+            )
+        )
+    now = moved(model)
+    found = []
+    for paths in ([whole], parts):
+        now.zero_grad()
+        samples, _ = with_old(model, [sample_of(p, 1.5) for p in paths], 10_000)
+        found.append((accumulate(now, samples, LossSettings()).loss, gradients(now)))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
+
+
+def test_samples_without_advantage_count_as_tokens_only(model):
+    now = moved(model)
+    batch = samples_of(episodes())
+    samples, _ = with_old(model, batch, 10_000)
+    idle, _ = with_old(model, [sample_of(episodes()[0].paths[0], 0.0)], 10_000)
+    now.zero_grad()
+    alone = accumulate(now, samples, LossSettings())
+    expected = gradients(now)
+    now.zero_grad()
+    together = accumulate(now, samples + idle, LossSettings())
+    share = alone.tokens / together.tokens
+    assert together.tokens == alone.tokens + len(idle[0].targets)
+    assert together.loss == pytest.approx(alone.loss * share)
+    torch.testing.assert_close(gradients(now), expected * share)
+
+
+def test_micro_batches_hold_every_sample_once_within_the_budget():
+    samples = samples_of(episodes())
+    batches = micro_batches(samples, 45)
+    assert len(batches) > 1
+    held = [id(sample) for batch in batches for sample in batch.samples]
+    assert sorted(held) == sorted(id(sample) for sample in samples)
+    for batch in batches:
+        assert batch.ids.numel() <= 45
+        assert batch.ids[batch.mask].tolist() == batch.gather("targets").tolist()
+    assert sum(int(batch.mask.sum()) for batch in batches) == sum(len(sample.targets) for sample in samples)
+
+
+def test_a_sample_longer_than_the_budget_stands_alone():
+    assert [len(batch.samples) for batch in micro_batches(samples_of(episodes()), 1)] == [1] * 8
+
+
+def test_what_follows_the_last_trained_token_is_cut():
+    rng = np.random.default_rng(0)
+    sample = sample_of(path(range(8), [0, 0, 1, 1, 0, 0, 0, 0], 1.0, rng), 1.0)
+    assert sample.ids.tolist() == [0, 1, 2, 3]
+    assert sample.targets.tolist() == [2, 3]
+    assert sample_of(path(range(8), [0] * 8, 1.0, rng), 1.0) is None
+
+
+@pytest.mark.parametrize(("mask", "fault"), [([1, 1, 0], "first token"), ([0, 1, 1], "without a version")])
+def test_paths_that_cannot_be_trained_are_refused(mask, fault):
+    bad = path(range(3), mask, 1.0, np.random.default_rng(0))
+    if fault == "without a version":
+        bad.versions[2] = -1
+    with pytest.raises(ValueError, match=fault):
+        sample_of(bad, 1.0)
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [(float("nan"), 1.0), (1.0, float("nan")), (1.0, float("inf"))])
+def test_a_step_that_is_not_finite_leaves_weights_and_moments(loss, gradient):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.grad = torch.ones(3)
+    assert apply(optimizer, [weight], 1.0, 1.0) == pytest.approx(3**0.5)
+    before = copy.deepcopy((weight.data, optimizer.state_dict()["state"]))
+    weight.grad = torch.full((3,), gradient)
+    assert np.isnan(apply(optimizer, [weight], loss, 1.0))
+    assert weight.grad is None
+    torch.testing.assert_close((weight.data, optimizer.state_dict()["state"]), before, rtol=0, atol=0)
