@@ -104,7 +104,7 @@ class SandboxActor:
                 sandbox = await create(
                     config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
                 )
-                adapter = harness(config.harness)
+                adapter = harness(config.harnesses[spec.harness])
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits)
                 command = through_relay(sandbox, command, Path(session["socket"]))

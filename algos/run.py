@@ -118,7 +118,7 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         [
             f"policy      {policy}",
             f"tasks       {tasks}",
-            f"harness     {config.harness.name}, at most {config.harness.max_turns} turns",
+            "harness     " + ("each task in each of " if config.mix else "") + ", ".join(config.harnesses),
             f"engine      {engine}",
             f"sandbox     {backend}, {config.sandbox.actors} x {config.sandbox.concurrency} at a time",
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
@@ -184,7 +184,8 @@ def check(config: RunConfig) -> str:
     from envs.tasks import clawgym
 
     try:
-        harness(config.harness)
+        for one in config.harnesses.values():
+            harness(one)
         if config.tasks.path is not None:
             clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad)
     except ValueError as error:

@@ -74,9 +74,19 @@ class HarnessConfig(Config):
     """The layer between the policy and the workspace."""
 
     name: str = Field("agent_loop", description="Which harness; see `python -m envs.harnesses`.")
+    label: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="What groups, logs and metrics call it; none: its name.",
+    )
     max_turns: int = Field(8, ge=1, description="Model calls after which the loop gives up.")
     command_s: float = Field(10.0, gt=0, description="Wall seconds of one command of the agent.")
     observation_chars: int = Field(8000, ge=100, description="Longest tool result; the middle is cut.")
+
+    @property
+    def known_as(self) -> str:
+        """The label, or the name where there is none."""
+        return self.label or self.name
 
 
 class SGLangConfig(Config):
@@ -223,6 +233,9 @@ class RunConfig(Config):
     tasks: TasksConfig = Field(default_factory=lambda: TasksConfig())
     sandbox: SandboxConfig = Field(default_factory=lambda: SandboxConfig())
     harness: HarnessConfig = Field(default_factory=lambda: HarnessConfig())
+    mix: list[HarnessConfig] = Field(
+        [], description="Several harnesses in place of `harness`: every task is done in each, in groups of their own."
+    )
     proxy: ProxyConfig = Field(default_factory=lambda: ProxyConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     update: UpdateConfig = Field(default_factory=lambda: UpdateConfig())
@@ -235,8 +248,17 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
     wandb: WandbConfig = Field(default_factory=lambda: WandbConfig())
 
+    @property
+    def harnesses(self) -> dict[str, HarnessConfig]:
+        """Those of the run by what logs call them: those of ``mix``, or the one of ``harness``."""
+        return {one.known_as: one for one in self.mix or [self.harness]}
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        if len(self.harnesses) < len(self.mix):
+            raise ValueError(
+                f"mix: got {[one.known_as for one in self.mix]}, expected a label for each that tells it apart"
+            )
         if self.learner.minibatches > self.rollout.groups * self.rollout.group_size:
             raise ValueError(
                 f"learner.minibatches: got {self.learner.minibatches}, expected at most rollout.groups * "
