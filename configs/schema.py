@@ -27,8 +27,13 @@ class ModelConfig(Config):
 
 
 class ColdstartConfig(Config):
-    """The tiny policy that the quickstart begins with."""
+    """The tiny policy that a run begins with where no model is named."""
 
+    kind: Literal["desk", "primer"] = Field(
+        "desk",
+        description="desk: imitates a faulty expert at the desk tasks. primer: on the Qwen3 vocabulary, knows the form "
+        "of the harnesses' shell calls and nothing else, for tasks.builtin=word.",
+    )
     cache: Path = Field(
         Path("~/.cache/reins/coldstart"), description="Where finished cold starts are kept and found again."
     )
@@ -38,8 +43,9 @@ class ColdstartConfig(Config):
 class TasksConfig(Config):
     """What is practised."""
 
-    path: Path | None = Field(
-        None, description="Folder of task folders in the ClawGym format; none: the built-in desk tasks."
+    path: Path | None = Field(None, description="Folder of task folders in the ClawGym format; none: built-in tasks.")
+    builtin: Literal["desk", "word"] = Field(
+        "desk", description="Which built-in tasks: small file work, or one word to be written into a file."
     )
     skip_bad: bool = Field(False, description="Leave broken task folders out instead of stopping.")
     limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
@@ -48,7 +54,7 @@ class TasksConfig(Config):
     )
     families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
     level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")
-    train: int = Field(512, ge=1, description="Desk tasks: number of training tasks.")
+    train: int = Field(512, ge=1, description="Built-in tasks: number to practise on.")
     partial_credit: bool = Field(False, description="Desk tasks: fractions instead of all or nothing.")
 
 
