@@ -207,7 +207,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.out is not None and args.out.exists():
         parser.error(f"--out {args.out} exists already; expected a folder that does not")
     try:
-        folder = primer(ColdstartConfig().cache.expanduser(), args.harness, args.seed, lambda text: print(text, flush=True))
+        cache = ColdstartConfig().cache.expanduser()
+        folder = primer(cache, args.harness, args.seed, lambda text: print(text, flush=True))
     except KeyboardInterrupt:
         print("interrupted; nothing was kept", file=sys.stderr)
         return 130
