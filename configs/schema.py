@@ -66,6 +66,13 @@ class SandboxConfig(Config):
     memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
     file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    idle_s: float | None = Field(
+        None, gt=0, description="Seconds without a model call and without output after which a harness is ended."
+    )
+    output_mb: int = Field(64, ge=1, description="MiB that a harness may print; its ends are kept, the rest is not.")
+    disk_mb: int = Field(
+        2048, ge=1, description="MiB of disk that workspace, home and /tmp of a sandbox may take together."
+    )
     grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
     retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
 
@@ -183,6 +190,9 @@ class RewardConfig(Config):
 
     clean_end: bool = Field(
         True, description="0 when the last answer was cut or could not be parsed, whatever the grader says."
+    )
+    flags: bool = Field(
+        True, description="Note in an episode's record what in it is suspicious; never changes the reward."
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
+
+from envs.sandbox.base import Meter
 
 T = TypeVar("T")
 
@@ -43,10 +46,11 @@ async def readable(fd: int) -> None:
 
 
 class PipeReader:
-    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail."""
+    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail. ``meter`` counts all."""
 
-    def __init__(self, fd: int, bound: int) -> None:
+    def __init__(self, fd: int, bound: int, meter: Meter | None = None) -> None:
         self._fd = fd
+        self._meter = meter
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bound = bound // 2
@@ -65,6 +69,9 @@ class PipeReader:
         if not chunk:
             self.close()
             return
+        if self._meter is not None:
+            self._meter.output_bytes += len(chunk)
+            self._meter.last = time.monotonic()
         room = self._head_bound - len(self._head)
         if room > 0:
             self._head += chunk[:room]

@@ -52,6 +52,8 @@ def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os
     """Every entry below ``source``, its place below ``target`` and its status, folders before contents."""
     found = []
     total = 0
+    # Below the folder: where the copy lies must not decide whether it is too long.
+    above = len(os.fsencode(target)) + 1
     pending = [(os.fspath(source), os.fspath(target))]
     while pending:
         folder, copy = pending.pop()
@@ -68,7 +70,7 @@ def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.entries} files and folders")
                 if total > bounds.total_bytes:
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.total_bytes} bytes")
-                if len(os.fsencode(there)) > bounds.path_bytes:
+                if len(os.fsencode(there)) - above > bounds.path_bytes:
                     raise WorkspaceTooLarge(f"a path in the workspace is longer than {bounds.path_bytes} bytes")
     return found
 

@@ -10,12 +10,15 @@ The sockets in FOLDER are replicas of one server; NAME is the one to prefer. Whe
 taken, and while there is none a connection waits. A request that was sent and not answered by a single byte when
 its replica went away is sent again to the next: the client sees a slow answer and no broken one.
 
+Where it has namespaces of its own (PORT is not 0), it says on its standard error what was left at the end: how
+many processes, and how often the network was tried, which is not there.
+
 It starts once per episode, so it imports only modules that are built in: ``socket`` alone, which adds names
 to ``_socket``, would double its start-up time.
 """
 
 # pathlib alone would double the start-up time of this program.
-# ruff: noqa: PTH208
+# ruff: noqa: B905, PTH123, PTH208
 from __future__ import annotations
 
 import _socket
@@ -31,6 +34,8 @@ _SIGPIPE, _SIGXFSZ = 13, 25
 _AGAIN_MS = 100
 _PATIENCE_S = 90.0
 _REPEATS = 3
+_SETTLE_S = 0.05
+_NAMES = 8
 
 
 class Flow:
@@ -267,6 +272,68 @@ class Relay:
         connection.close()
 
 
+def others() -> list[str]:
+    """The names of the living processes of this namespace besides this one and those above it."""
+    seen: dict[int, tuple[int, str]] = {}
+    for number in os.listdir("/proc"):
+        if number.isdigit():
+            try:
+                head, _, tail = _text(f"/proc/{number}/stat").rpartition(")")
+            except OSError:
+                continue
+            state, parent = tail.split()[:2]
+            if state not in "ZX":
+                seen[int(number)] = int(parent), head.partition("(")[2]
+    above = os.getpid()
+    while above in seen:
+        above = seen.pop(above)[0]
+    seen.pop(1, None)
+    return [_plain(name) for _, name in seen.values()]
+
+
+def tried() -> tuple[int, int]:
+    """How often this namespace had no route to where something was sent, and how many datagrams found no listener.
+
+    Without servers of names to ask, a look-up goes to the loopback address, where nobody listens.
+    """
+    counts: dict[str, int] = {}
+    lines = _text("/proc/net/snmp").splitlines()
+    for names, values in zip(lines[::2], lines[1::2]):
+        kind, *rest = names.split()
+        for name, value in zip(rest, values.split()[1:]):
+            counts[kind + name] = int(value)
+    for line in _text("/proc/net/snmp6").splitlines():
+        name, value = line.split()
+        counts[name] = int(value)
+    unrouted = counts.get("Ip:OutNoRoutes", 0) + counts.get("Ip6OutNoRoutes", 0)
+    return unrouted, counts.get("Udp:NoPorts", 0) + counts.get("Udp6NoPorts", 0)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name if letter.isalnum() or letter in "-_.")
+
+
+def tell_the_end() -> None:
+    """Say what is left, if anything; a process that is about to go is given a moment."""
+    left = others()
+    if left:
+        time.sleep(_SETTLE_S)
+        left = others()
+    try:
+        unrouted, lookups = tried()
+    except OSError:
+        unrouted = lookups = 0
+    if left or unrouted or lookups:
+        names = ",".join(left[:_NAMES])
+        line = f"relay: at the end: processes={len(left)} ({names}) unrouted={unrouted} lookups={lookups}\n"
+        os.write(2, line.encode())
+
+
 def main(argv: list[str]) -> int:
     folder, name, port, command = argv[0], argv[1], int(argv[2]), argv[3:]
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
@@ -276,6 +343,8 @@ def main(argv: list[str]) -> int:
     pid = start(command, listener.getsockname()[1])
     Relay(listener, folder, name, os.pidfd_open(pid)).serve()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if port:
+        tell_the_end()
     return code if code >= 0 else 128 - code
 
 

@@ -60,6 +60,10 @@ class Room(ABC):
         else:
             copy_tree(input_files, self.workspace, self.uid)
 
+    @property
+    def writable(self) -> tuple[Path, ...]:
+        return (self.workspace, self.home, self.tmp, self.shm)
+
     def make(self, folder: Path) -> None:
         folder.mkdir()
         if self.uid is not None:

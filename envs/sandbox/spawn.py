@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from envs.sandbox.aio import PipeReader, readable
-from envs.sandbox.base import Command, Finished
+from envs.sandbox.base import Command, Finished, Meter
 
 
 class Child:
@@ -25,6 +25,7 @@ class Child:
         bound: int,
         pass_fds: Sequence[int] = (),
         cwd: str = "/",
+        meter: Meter | None = None,
     ) -> None:
         self.started = time.monotonic()
         out, out_writer = os.pipe()
@@ -48,8 +49,8 @@ class Child:
             os.close(out_writer)
             os.close(err_writer)
         self.pidfd = os.pidfd_open(self.process.pid)
-        self._out = PipeReader(out, bound // 2)
-        self._err = PipeReader(err, bound - bound // 2)
+        self._out = PipeReader(out, bound // 2, meter)
+        self._err = PipeReader(err, bound - bound // 2, meter)
 
     async def gone(self) -> int:
         """Wait for the program itself; its exit code, or minus the signal that ended it."""
