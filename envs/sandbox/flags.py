@@ -51,7 +51,7 @@ def flags(
     at the top of the home are taken for the harness's own.
     """
     found = []
-    outside = list(_outside(sandbox, began_ns, own))
+    outside = list(written_outside(sandbox, began_ns, own))
     if outside:
         found.append(f"wrote outside the workspace: {_count(outside, 'file')}")
     end = leavings(finished.stderr)
@@ -73,6 +73,18 @@ def flags(
     return tuple(found)
 
 
+def written_outside(sandbox: Sandbox, began_ns: int, own: Sequence[str] = ()) -> Iterator[str]:
+    """Files outside of the workspace that changed since, as they are seen inside. Arguments as ``flags``."""
+    for folder in sandbox.writable[1:]:
+        home = folder == sandbox.home
+        seen_at = sandbox.inside_home if home else _SEEN_AT.get(folder.name, f"/{folder.name}")
+        for path in _files_since(folder, began_ns):
+            below = os.path.relpath(path, folder)
+            inside = f"{seen_at}/{below}"
+            if not (home and below.startswith(".")) and not any(fnmatch(inside, pattern) for pattern in own):
+                yield inside
+
+
 def _count(things: Sequence[str], noun: str) -> str:
     shown = ", ".join(thing.encode("unicode_escape").decode()[:100] for thing in things[:_SHOWN])
     dots = ", ..." if len(things) > _SHOWN else ""
@@ -83,17 +95,6 @@ def _expected(word: str, task: Task, inputs: set[str]) -> bool:
     """Whether the task itself speaks of it."""
     name = word.strip("/").rpartition("/")[2]
     return word.casefold() in task.instruction.casefold() or name in inputs
-
-
-def _outside(sandbox: Sandbox, began_ns: int, own: Sequence[str]) -> Iterator[str]:
-    for folder in sandbox.writable[1:]:
-        home = folder == sandbox.home
-        seen_at = sandbox.inside_home if home else _SEEN_AT.get(folder.name, f"/{folder.name}")
-        for path in _files_since(folder, began_ns):
-            below = os.path.relpath(path, folder)
-            inside = f"{seen_at}/{below}"
-            if not (home and below.startswith(".")) and not any(fnmatch(inside, pattern) for pattern in own):
-                yield inside
 
 
 def _made_like_a_grader(workspace: Path, began_ns: int) -> Iterator[str]:

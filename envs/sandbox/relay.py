@@ -291,18 +291,19 @@ def others() -> list[str]:
     return [_plain(name) for _, name in seen.values()]
 
 
-def tried() -> tuple[int, int]:
-    """How often this namespace had no route to where something was sent, and how many datagrams found no listener.
+def tried(snmp: str, snmp6: str) -> tuple[int, int]:
+    """From the kernel's counters of a network namespace: how often there was no route to where something was sent,
+    and how many datagrams found no listener.
 
     Without servers of names to ask, a look-up goes to the loopback address, where nobody listens.
     """
     counts: dict[str, int] = {}
-    lines = _text("/proc/net/snmp").splitlines()
+    lines = snmp.splitlines()
     for names, values in zip(lines[::2], lines[1::2]):
         kind, *rest = names.split()
         for name, value in zip(rest, values.split()[1:]):
             counts[kind + name] = int(value)
-    for line in _text("/proc/net/snmp6").splitlines():
+    for line in snmp6.splitlines():
         name, value = line.split()
         counts[name] = int(value)
     unrouted = counts.get("Ip:OutNoRoutes", 0) + counts.get("Ip6OutNoRoutes", 0)
@@ -325,7 +326,7 @@ def tell_the_end() -> None:
         time.sleep(_SETTLE_S)
         left = others()
     try:
-        unrouted, lookups = tried()
+        unrouted, lookups = tried(_text("/proc/net/snmp"), _text("/proc/net/snmp6"))
     except OSError:
         unrouted = lookups = 0
     if left or unrouted or lookups:

@@ -29,7 +29,9 @@ class Leavings:
     unrouted: int = 0
     """How often something was sent to where no network leads."""
     lookups: int = 0
-    """Questions for the address of a name, repetitions counted."""
+    """Questions for the address of a name, repetitions counted; of programs that ask by themselves, since the C
+    library asks no server where the sandbox's ``nsswitch.conf`` names none.
+    """
 
 
 def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:

@@ -110,20 +110,24 @@ def read(folder: Path) -> Task:
     return Task(task_id, instruction, folder, mount_dir, plain, tuple(dict.fromkeys(grader_gets)))
 
 
-def scan(path: Path) -> Loaded:
-    """Every task folder directly under ``path`` in the order of their names, sound or not."""
+def folders(path: Path) -> list[Path]:
+    """The task folders directly under ``path``, or ``path`` itself if it is one. Raises TaskError without any."""
     if not path.is_dir():
         raise TaskError([f"{path}: no such folder; expected one that holds task folders"])
     if (path / ENTRY).exists():
-        folders = [path]
-    else:
-        folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not folders:
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
         raise TaskError([f"{path}: holds no task folders; expected folders with a {ENTRY} each"])
+    return found
+
+
+def scan(path: Path) -> Loaded:
+    """Every task folder directly under ``path`` in the order of their names, sound or not."""
     tasks: list[Task] = []
     faults: list[str] = []
     seen: dict[str, Path] = {}
-    for folder in folders:
+    for folder in folders(path):
         try:
             task = read(folder.resolve())
         except TaskError as error:
