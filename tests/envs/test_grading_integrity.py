@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from needs import require
 
-from envs.sandbox.base import WorkspaceTooLarge
-from envs.sandbox.create import available
+from envs.sandbox.base import Command, Limits, Mount, WorkspaceTooLarge
+from envs.sandbox.create import available, create
 from envs.sandbox.files import copy_tree, remove_tree
 from envs.sandbox.grading import grade
 from envs.tasks import clawgym
@@ -139,3 +139,19 @@ async def test_a_link_to_the_agents_own_file_still_counts(tmp_path):
     (workspace / "answer.txt").symlink_to("/root/ws/result.txt")
     script = "cmp -s answer.txt reward/expected.txt && echo 1 || echo 0\n"
     assert await score(make(tmp_path, script, expected_txt="42\n"), workspace, tmp_path) == 1.0
+
+
+async def test_an_agent_cannot_hard_link_what_is_not_its_own(tmp_path):
+    require(available(), "apt-get install bubblewrap")
+    shown = tmp_path / "shown"
+    shown.write_text("of the host")
+    shown.chmod(0o644)
+    sandbox = await create("bubblewrap", "one", None, "/root/ws", tmp_path / "rooms")
+    script = "ln /usr/bin/env a; ln /opt/shown b; ln /etc/passwd c; ln ~/own d; ls; exit 0"
+    sandbox.put_home("own", "x")
+    mounts = (Mount(shown, "/opt/shown"),)
+    command = Command(("/bin/bash", "-c", script), sandbox.environment(), mounts, Limits(wall_s=20.0))
+    finished = await sandbox.run(command)
+    assert (finished.code, finished.stdout) == (0, b"")
+    assert finished.stderr.count(b"failed to create hard link") == 4
+    await sandbox.destroy()
