@@ -132,31 +132,15 @@ class SandboxActor:
             if status == "failed":
                 return _failed(spec, reason, seconds, closed, finished)
             noted: tuple[str, ...] = ()
-            async with seconds.stage("grade"):
-                if config.reward.flags:
-                    own = OWN_FILES.get(adapter.name, ())
-                    noted = await asyncio.to_thread(flags, spec.task, sandbox, finished, began_ns, closed.touched, own)
-                try:
-                    score, log = await self._grade(spec, sandbox, closed)
-                except (GraderFailureError, TranscriptLostError) as error:
-                    return replace(_failed(spec, str(error), seconds, closed, finished), flags=noted)
-            clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
-            reward = score if clean or not config.reward.clean_end else 0.0
-            return EpisodeOutcome(
-                id=spec.id,
-                status=status,
-                reason=reason,
-                reward=reward,
-                grade=score,
-                clean_end=clean,
-                calls=closed.calls,
-                prompt_tokens=closed.prompt_tokens,
-                sampled_tokens=closed.sampled_tokens,
-                exit_code=finished.code,
-                seconds=seconds.spent,
-                log=log,
-                flags=noted,
-            )
+            if config.reward.flags:
+                own = OWN_FILES.get(adapter.name, ())
+                look = (spec.task, sandbox, finished, began_ns, closed.touched, own)
+                async with seconds.stage("grade"):
+                    noted = await asyncio.to_thread(flags, *look)
+            outcome = await self._graded(spec, sandbox, finished, closed, seconds)
+            if outcome.status != "failed":
+                outcome = replace(outcome, status=status, reason=reason)
+            return replace(outcome, flags=noted)
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, seconds))
 
@@ -188,6 +172,31 @@ class SandboxActor:
             if not running.done():
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+
+    async def _graded(
+        self, spec: EpisodeSpec, sandbox: Sandbox, finished: Finished, closed: Summary, seconds: _Seconds
+    ) -> EpisodeOutcome:
+        """The outcome of an episode that can be judged, but for how it ended; ``failed`` without a verdict."""
+        try:
+            async with seconds.stage("grade"):
+                score, log = await self._grade(spec, sandbox, closed)
+        except (GraderFailureError, TranscriptLostError) as error:
+            return _failed(spec, str(error), seconds, closed, finished)
+        clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
+        return EpisodeOutcome(
+            id=spec.id,
+            status="completed",
+            reason="",
+            reward=score if clean or not self._config.reward.clean_end else 0.0,
+            grade=score,
+            clean_end=clean,
+            calls=closed.calls,
+            prompt_tokens=closed.prompt_tokens,
+            sampled_tokens=closed.sampled_tokens,
+            exit_code=finished.code,
+            seconds=seconds.spent,
+            log=log,
+        )
 
     async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[float, str]:
         if session.transcript is None and "transcript" in spec.task.grader_gets:

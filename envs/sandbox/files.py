@@ -19,7 +19,9 @@ from envs.sandbox.base import SandboxError, WorkspaceTooLarge
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a copy may hold at most. ``total_bytes`` counts apparent sizes: a sparse file counts in full."""
+    """What a copy may hold at most. ``total_bytes`` counts apparent sizes: a sparse file counts in full;
+    ``path_bytes`` counts from the copied folder on.
+    """
 
     total_bytes: int = 512 << 20
     entries: int = 100_000

@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 
 from envs.sandbox.base import Finished, Sandbox
@@ -110,16 +111,16 @@ def _files_since(folder: Path, began_ns: int) -> Iterator[str]:
     left = _MOST_FILES
     while pending and left > 0:
         try:
-            entries = list(os.scandir(pending.pop()))
+            with os.scandir(pending.pop()) as entries:
+                found = [(entry.path, entry.stat(follow_symlinks=False)) for entry in islice(entries, left)]
         except OSError:  # closed to us, or too deep: a second look sees what it can
             continue
-        left -= len(entries)
-        for entry in entries:
-            info = entry.stat(follow_symlinks=False)
+        left -= len(found)
+        for path, info in found:
             if stat.S_ISDIR(info.st_mode):
-                pending.append(entry.path)
+                pending.append(path)
             elif info.st_ctime_ns >= began_ns:
-                yield entry.path
+                yield path
 
 
 def _lines(finished: Finished) -> Iterator[str]:

@@ -316,7 +316,7 @@ def _text(path: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return "".join(letter for letter in name if letter.isalnum() or letter in "-_.")
+    return "".join(letter for letter in name if letter.isascii() and (letter.isalnum() or letter in "-_."))
 
 
 def tell_the_end() -> None:

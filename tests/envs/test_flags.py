@@ -94,6 +94,25 @@ for address in ("192.0.2.1", 80), ("127.0.0.1", 53):
     await sandbox.destroy()
 
 
+async def test_no_shape_of_what_was_written_keeps_the_second_look_from_its_end(tmp_path):
+    script = """
+    cd /tmp; python3 -I -S -c '
+import os
+for _ in range(45): os.mkdir("d" * 100); os.chdir("d" * 100)
+open("bottom", "w")
+'
+    mkdir ~/closed; touch ~/closed/x; chmod 000 ~/closed; mkfifo ~/pipe; ln -s / ~/link; touch ~/$'\\xff\\nname'
+    cp /bin/sleep ./$'\\xc3\\xa9 )x'; setsid -f ./$'\\xc3\\xa9 )x' 300
+    """
+    task = make_task(tmp_path)
+    sandbox, finished, began = await played(tmp_path, script, task)
+    found = flags(task, sandbox, finished, began)
+    assert "wrote outside the workspace" in found[0]
+    assert found[1] == "left processes behind: 1 (x)"
+    assert all(flag.isascii() and flag.isprintable() for flag in found)
+    await sandbox.destroy()
+
+
 @pytest.mark.parametrize(
     ("stderr", "found"),
     [
