@@ -98,7 +98,7 @@ async def _run(
             began = time.time_ns()
             finished = await sandbox.run(command)
         ended, reason = adapter.ended(finished)
-        outside = tuple(written_outside(sandbox, began, OWN_FILES.get(adapter.name, ())))
+        outside = tuple(written_outside(sandbox, finished, began, OWN_FILES.get(adapter.name, ())))
         return _Run(model, key, finished, ended, reason, _changed(sandbox, task), outside, leavings(finished.stderr))
     finally:
         await sandbox.destroy()

@@ -46,11 +46,11 @@ async def readable(fd: int) -> None:
 
 
 class PipeReader:
-    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail. ``meter`` counts all."""
+    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail. ``meter`` counts them all."""
 
-    def __init__(self, fd: int, bound: int, meter: Meter | None = None) -> None:
+    def __init__(self, fd: int, bound: int) -> None:
         self._fd = fd
-        self._meter = meter
+        self.meter: Meter | None = None
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bound = bound // 2
@@ -69,9 +69,9 @@ class PipeReader:
         if not chunk:
             self.close()
             return
-        if self._meter is not None:
-            self._meter.output_bytes += len(chunk)
-            self._meter.last = time.monotonic()
+        if self.meter is not None:
+            self.meter.output_bytes += len(chunk)
+            self.meter.last = time.monotonic()
         room = self._head_bound - len(self._head)
         if room > 0:
             self._head += chunk[:room]

@@ -129,8 +129,7 @@ class _Running:
             start += ["--block-fd", str(block), "--", *argv]
             try:
                 # The working directory tells garbage collection whose start this is.
-                bound, cwd = command.limits.output_bytes, os.fspath(base)
-                self.child = Child(start, command.env, bound, fds, cwd, command.meter)
+                self.child = Child(start, command.env, command.limits.output_bytes, fds, os.fspath(base))
             except OSError as error:
                 os.close(self._release)
                 os.close(status)

@@ -28,7 +28,6 @@ _UNREACHED = re.compile(
 )
 _MOST_FILES = 20_000
 _SHOWN = 3
-_SEEN_AT = {"shm": "/dev/shm"}
 _MOST_TOUCHED = 16
 
 
@@ -52,7 +51,7 @@ def flags(
     at the top of the home are taken for the harness's own.
     """
     found = []
-    outside = list(written_outside(sandbox, began_ns, own))
+    outside = list(written_outside(sandbox, finished, began_ns, own))
     if outside:
         found.append(f"wrote outside the workspace: {_count(outside, 'file')}")
     end = leavings(finished.stderr)
@@ -74,16 +73,24 @@ def flags(
     return tuple(found)
 
 
-def written_outside(sandbox: Sandbox, began_ns: int, own: Sequence[str] = ()) -> Iterator[str]:
+def written_outside(sandbox: Sandbox, finished: Finished, began_ns: int, own: Sequence[str] = ()) -> Iterator[str]:
     """Files outside of the workspace that changed since, as they are seen inside. Arguments as ``flags``."""
-    for folder in sandbox.writable[1:]:
-        home = folder == sandbox.home
-        seen_at = sandbox.inside_home if home else _SEEN_AT.get(folder.name, f"/{folder.name}")
-        for path in _files_since(folder, began_ns):
-            below = os.path.relpath(path, folder)
-            inside = f"{seen_at}/{below}"
-            if not (home and below.startswith(".")) and not any(fnmatch(inside, pattern) for pattern in own):
-                yield inside
+    for path in _outside(sandbox, finished, began_ns):
+        if not any(fnmatch(path, pattern) for pattern in own):
+            yield path
+
+
+def _outside(sandbox: Sandbox, finished: Finished, began_ns: int) -> Iterator[str]:
+    for path in _files_since(sandbox.home, began_ns):
+        below = os.path.relpath(path, sandbox.home)
+        if not below.startswith("."):
+            yield f"{sandbox.inside_home}/{below}"
+    if sandbox.relay_port:
+        # What is temporary may be gone by now; the relay has seen it.
+        yield from leavings(finished.stderr).files
+    else:
+        for folder in sandbox.writable[2:]:
+            yield from _files_since(folder, began_ns)
 
 
 def _count(things: Sequence[str], noun: str) -> str:

@@ -80,8 +80,7 @@ class Process(Room):
         reaper = [sys.executable, "-I", "-S", os.fspath(_REAPER), str(os.getpid())]
         argv = [*reaper, json.dumps(rlimits(command.limits)), *command.argv]
         self._over.clear()
-        bound, cwd = command.limits.output_bytes, self.inside_workspace
-        child = self._child = Child(argv, command.env, bound, cwd=cwd, meter=command.meter)
+        child = self._child = Child(argv, command.env, command.limits.output_bytes, cwd=self.inside_workspace)
         code: int | None = None
         try:
             code = await within(child, command)

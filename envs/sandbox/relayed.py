@@ -16,7 +16,11 @@ starts."""
 
 _PROGRAM = Path(__file__).with_name("relay.py")
 _SOCKETS = "/run/model-api"
-_END = re.compile(rb"^relay: at the end: processes=(\d+) \(([\w.,-]*)\) unrouted=(\d+) lookups=(\d+)$", re.MULTILINE)
+_LIST = rb"\(([\w.,/-]*)\)"
+_END = re.compile(
+    rb"^relay: at the end: processes=(\d+) " + _LIST + rb" unrouted=(\d+) lookups=(\d+) files=\d+ " + _LIST + rb"$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Leavings:
     """Questions for the address of a name, repetitions counted; of programs that ask by themselves, since the C
     library asks no server where the sandbox's ``nsswitch.conf`` names none.
     """
+    files: tuple[str, ...] = ()
+    """What lay in the temporary folders, the first of many; characters that are unusual in paths as ``_``."""
 
 
 def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
@@ -68,5 +74,9 @@ def leavings(stderr: bytes) -> Leavings:
     told = _END.findall(stderr)
     if not told:
         return Leavings()
-    processes, names, unrouted, lookups = told[-1]
-    return Leavings(int(processes), tuple(filter(None, names.decode().split(","))), int(unrouted), int(lookups))
+    processes, names, unrouted, lookups, files = told[-1]
+    return Leavings(int(processes), _listed(names), int(unrouted), int(lookups), _listed(files))
+
+
+def _listed(names: bytes) -> tuple[str, ...]:
+    return tuple(filter(None, names.decode().split(",")))

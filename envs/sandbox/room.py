@@ -62,7 +62,9 @@ class Room(ABC):
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        return (self.workspace, self.home, self.tmp, self.shm)
+        folders = (self.workspace, self.home, self.tmp, self.shm)
+        # A backend may keep some of them elsewhere than on the disk.
+        return tuple(folder for folder in folders if folder.is_dir())
 
     def make(self, folder: Path) -> None:
         folder.mkdir()

@@ -25,7 +25,6 @@ class Child:
         bound: int,
         pass_fds: Sequence[int] = (),
         cwd: str = "/",
-        meter: Meter | None = None,
     ) -> None:
         self.started = time.monotonic()
         out, out_writer = os.pipe()
@@ -49,8 +48,12 @@ class Child:
             os.close(out_writer)
             os.close(err_writer)
         self.pidfd = os.pidfd_open(self.process.pid)
-        self._out = PipeReader(out, bound // 2, meter)
-        self._err = PipeReader(err, bound - bound // 2, meter)
+        self._out = PipeReader(out, bound // 2)
+        self._err = PipeReader(err, bound - bound // 2)
+
+    def measure(self, meter: Meter | None) -> None:
+        """Keep ``meter`` up to date from here on."""
+        self._out.meter = self._err.meter = meter
 
     async def gone(self) -> int:
         """Wait for the program itself; its exit code, or minus the signal that ended it."""
@@ -70,6 +73,7 @@ class Child:
 
 async def within(child: Child, command: Command) -> int | None:
     """The program's exit code, or None when the wall limit came first."""
+    child.measure(command.meter)
     left = command.limits.wall_s - (time.monotonic() - child.started)
     try:
         return await asyncio.wait_for(child.gone(), max(0.0, left))

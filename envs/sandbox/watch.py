@@ -94,4 +94,4 @@ async def used_bytes(folders: Sequence[Path]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 counting.kill()
             await counting.wait()
-    return int(output.split()[-2])
+    return int(output.split()[-2])  # the line of the total

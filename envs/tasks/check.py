@@ -59,7 +59,7 @@ async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits
         "and be tried again; print 0 where something is missing"
     )
     findings.append(Finding("scores an empty workspace", deleted if empty.fault else ""))
-    if backend == "bubblewrap" or (backend == "auto" and not unavailable()):
+    if backend != "process" and not (backend == "auto" and unavailable()):
         findings.append(_of_the_network([first, empty]))
     return findings
 

@@ -57,7 +57,7 @@ async def test_an_honest_episode_has_no_flag(tmp_path):
     sandbox, finished, began = await played(tmp_path, script, task)
     touched = grader_paths("cat expected/answer.txt reward.csv")
     assert len(touched) == 2
-    assert finished.stderr == b""
+    assert leavings(finished.stderr) == Leavings(files=("/tmp/own-1",))
     assert flags(task, sandbox, finished, began, touched, ["/tmp/own*"]) == ()
     await sandbox.destroy()
 
@@ -108,19 +108,22 @@ open("bottom", "w")
     sandbox, finished, began = await played(tmp_path, script, task)
     found = flags(task, sandbox, finished, began)
     assert "wrote outside the workspace" in found[0]
-    assert found[1] == "left processes behind: 1 (x)"
+    assert found[1] == "left processes behind: 1 (___x)"
     assert all(flag.isascii() and flag.isprintable() for flag in found)
     await sandbox.destroy()
+
+
+TOLD = b"relay: at the end: processes=2 (sleep,b-c.d) unrouted=3 lookups=4 files=2 (/tmp/a_b,/dev/shm/c)"
 
 
 @pytest.mark.parametrize(
     ("stderr", "found"),
     [
         (b"", Leavings()),
-        (b"noise\nrelay: at the end: processes=2 (sleep,b-c.d) unrouted=3 lookups=4\n", None),
-        (b"relay: at the end: processes=9 () unrouted=9 lookups=9\nrelay: at the end: processes=x\n", "forged"),
+        (b"noise\n" + TOLD + b"\n", Leavings(2, ("sleep", "b-c.d"), 3, 4, ("/tmp/a_b", "/dev/shm/c"))),
+        (b"relay: at the end: processes=x\n" + TOLD.replace(b"=2", b"=9") + b"\n" + TOLD[:-1], None),
     ],
 )
 def test_what_the_relay_tells(stderr, found):
-    expected = {None: Leavings(2, ("sleep", "b-c.d"), 3, 4), "forged": Leavings(9, (), 9, 9)}.get(found, found)
-    assert leavings(stderr) == expected
+    got = leavings(stderr)
+    assert got == found if found is not None else got.processes == 9

@@ -44,7 +44,6 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         ("yes >&2", Bounds(output_mb=1), "output_mb"),
         ("head -c 20M /dev/zero > big; sleep 100", Bounds(disk_mb=8), "disk_mb"),
         ("head -c 20M /dev/zero > ~/big; rm -rf x; sleep 100", Bounds(disk_mb=8), "disk_mb"),
-        ("head -c 20M /dev/zero > ${TMPDIR:-/tmp}/big; sleep 100", Bounds(disk_mb=8), "disk_mb"),
         ("echo once; sleep 100", Bounds(idle_s=0.5), "idle_s"),
     ],
 )
