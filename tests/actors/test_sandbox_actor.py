@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,10 +11,16 @@ from typing import Any
 
 import pytest
 from needs import require
+from scripted import ListSink, ScriptedEngine, make_tokenizer
 from scripted_api import Script, bash, say, serving
 
+from actors.dispatch import Dispatcher
+from actors.proxy import build_app
+from actors.rendering import Rendering
 from actors.sandbox import SandboxActor
 from actors.session_contract import SessionSpec, Summary
+from actors.socket_server import SocketServer
+from configs.proxy import ProxyConfig
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.sandbox.create import unavailable
@@ -154,3 +161,44 @@ async def test_what_is_suspicious_is_noted_and_changes_no_reward(tmp_path, on):
         "tool calls name what looks like a grader's",
         "made what looks like a grader's",
     ]
+
+
+async def test_a_whole_episode_with_the_real_proxy_and_its_transcript(tmp_path):
+    rendering = Rendering(make_tokenizer(tmp_path / "tokenizer"))
+    call = '<tool_call>\n{"name": "execute_bash", "arguments": {"command": "echo seen; touch done.txt"}}\n</tool_call>'
+    engine = ScriptedEngine(rendering.tokenizer, [f"looking {call}<|im_end|>", "the answer is ready<|im_end|>"])
+    dispatcher = Dispatcher(ProxyConfig(), rendering, engine, ListSink(), 8192)
+    with tempfile.TemporaryDirectory(prefix="reins-") as short:
+        server = SocketServer(Path(short))
+        proxy = RealDoor(dispatcher, await server.start(build_app(dispatcher)))
+        grader = """
+        [ "$(cat "$REINS_FINAL_MESSAGE")" = "the answer is ready" ] || exit 1
+        grep -c . "$REINS_TRANSCRIPT"; grep '"role": "tool"' "$REINS_TRANSCRIPT" | grep -q seen && echo 0.5
+        """
+        gets = ("final_message", "transcript")
+        task = clawgym.write(tmp_path / "task", "t", "Do it.", {}, {"reward.sh": grader}, {}, grader_gets=gets)
+        config = RunConfig.model_validate({"sandbox": {"backend": "bubblewrap"}, "engine": {"max_len": 8192}})
+        actor = SandboxActor(config, tmp_path / "rooms", proxy)
+        outcome = await actor.run_episode(EpisodeSpec("e", task, "agent_loop", "g", 0, 0))
+        assert proxy.silent > 0.0
+        await server.stop()
+    assert (outcome.status, outcome.reward, outcome.log) == ("completed", 0.5, "5\n0.5"), outcome
+
+
+class RealDoor:
+    """The proxy without Ray."""
+
+    def __init__(self, dispatcher: Dispatcher, socket: Path) -> None:
+        self.dispatcher = dispatcher
+        self.socket = socket
+        self.silent = -1.0
+
+    async def open_session(self, spec: SessionSpec) -> dict[str, str]:
+        return {"key": await self.dispatcher.open(spec), "socket": str(self.socket)}
+
+    async def close_session(self, key: str) -> Summary:
+        self.silent = await self.since_call(key)
+        return await self.dispatcher.close(key)
+
+    async def since_call(self, key: str) -> float:
+        return self.dispatcher.since_call(key)
