@@ -74,7 +74,9 @@ def flags(
 
 
 def written_outside(sandbox: Sandbox, finished: Finished, began_ns: int, own: Sequence[str] = ()) -> Iterator[str]:
-    """Files outside of the workspace that changed since, as they are seen inside. Arguments as ``flags``."""
+    """What was written outside of the workspace, as it is seen inside: each file of the home, and what lies directly in
+    the temporary folders. Arguments as ``flags``.
+    """
     for path in _outside(sandbox, finished, began_ns):
         if not any(fnmatch(path, pattern) for pattern in own):
             yield path

@@ -11,14 +11,14 @@ taken, and while there is none a connection waits. A request that was sent and n
 its replica went away is sent again to the next: the client sees a slow answer and no broken one.
 
 Where it has namespaces of its own (PORT is not 0), it says on its standard error what was left at the end: how
-many processes, how often the network was tried, which is not there, and which files lie in /tmp and /dev/shm.
+many processes, how often the network was tried, which is not there, and what lies in /tmp and /dev/shm.
 
 It starts once per episode, so it imports only modules that are built in: ``socket`` alone, which adds names
 to ``_socket``, would double its start-up time.
 """
 
 # pathlib alone would double the start-up time of this program.
-# ruff: noqa: B905, PTH112, PTH114, PTH123, PTH208
+# ruff: noqa: B905, PTH123, PTH208
 from __future__ import annotations
 
 import _socket
@@ -37,7 +37,6 @@ _REPEATS = 3
 _SETTLE_S = 0.05
 _NAMES = 8
 _FILES = 100
-_LOOKED_AT = 5000
 _TEMPORARY = ("/tmp", "/dev/shm")
 
 
@@ -314,23 +313,13 @@ def tried(snmp: str, snmp6: str) -> tuple[int, int]:
 
 
 def temporary() -> list[str]:
-    """The files below the temporary folders, or the first of many; what is closed to us is left out."""
-    found: list[str] = []
-    pending = list(_TEMPORARY)
-    left = _LOOKED_AT
-    while pending and left > 0 and len(found) < _FILES:
-        folder = pending.pop(0)
+    """What lies directly in the temporary folders, or the first of much."""
+    found = []
+    for folder in _TEMPORARY:
         try:
-            names = os.listdir(folder)
-        except OSError:
+            found += [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
+        except OSError:  # the command has closed it to us
             continue
-        left -= len(names)
-        for name in names:
-            path = f"{folder}/{name}"
-            if os.path.isdir(path) and not os.path.islink(path):
-                pending.append(path)
-            else:
-                found.append(path)
     return found[:_FILES]
 
 

@@ -37,7 +37,7 @@ class Leavings:
     library asks no server where the sandbox's ``nsswitch.conf`` names none.
     """
     files: tuple[str, ...] = ()
-    """What lay in the temporary folders, the first of many; characters that are unusual in paths as ``_``."""
+    """Files and folders that lay directly in the temporary folders; characters that are unusual in paths as ``_``."""
 
 
 def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
