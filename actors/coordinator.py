@@ -310,6 +310,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "tokens_trained": tree["tokens_trained"] if tree and spec.split == "train" else 0,
         "seconds": outcome.seconds,
         "exit_code": outcome.exit_code,
+        "flags": list(outcome.flags),
         "log": outcome.log[-_LOG_CHARACTERS:],
     }
 
@@ -323,6 +324,7 @@ def summarise(finished: Sequence[Finished]) -> dict[str, float]:
     rewards = [f.outcome.reward for f in finished if f.outcome.reward is not None]
     row["train/reward"] = sum(rewards) / len(rewards) if rewards else float("nan")
     row |= _by_harness(finished)
+    row["train/flagged"] = sum(bool(f.outcome.flags) for f in finished)
     row["train/calls"] = sum(f.outcome.calls for f in finished) / max(1, len(finished))
     counts: Counter[str] = Counter()
     for f in finished:

@@ -72,6 +72,13 @@ class SandboxConfig(Config):
     memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
     file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    idle_s: float | None = Field(
+        None, gt=0, description="Seconds without a model call and without output after which a harness is ended."
+    )
+    output_mb: int = Field(64, ge=1, description="MiB that a harness may print; its ends are kept, the rest is not.")
+    disk_mb: int = Field(
+        2048, ge=1, description="MiB of disk that workspace, home and /tmp of a sandbox may take together."
+    )
     grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
     retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
 
@@ -88,6 +95,42 @@ class HarnessConfig(Config):
     max_turns: int = Field(8, ge=1, description="Model calls after which the loop gives up.")
     command_s: float = Field(10.0, gt=0, description="Wall seconds of one command of the agent.")
     observation_chars: int = Field(8000, ge=100, description="Longest tool result; the middle is cut.")
+    argv: list[str] = Field(
+        [],
+        description="name=command: the program and its arguments, in which {instruction}, {base_url}, {key}, {model}, "
+        "{context}, {max_turns}, {workspace}, {home}, {python} and {mounts.NAME} are filled in; {{ and }} are braces.",
+    )
+    env: dict[str, str] = Field(
+        {}, description="name=command: environment variables besides PATH, HOME and LANG; filled in as argv."
+    )
+    files: dict[str, str] = Field(
+        {}, description="name=command: files to write, by their path below the home; contents filled in as argv."
+    )
+    mounts: dict[str, Path] = Field(
+        {}, description="name=command: files and folders of this machine to show read-only, each by a NAME of its own."
+    )
+    done_codes: list[int] = Field(
+        [0], min_length=1, description="name=command: exit codes that mean that the harness came to its own end."
+    )
+    max_turns_codes: list[int] = Field(
+        [],
+        description="name=command: exit codes that mean that it gave up at a limit of its own; any other is an error.",
+    )
+
+    @model_validator(mode="after")
+    def _only_of_command(self) -> HarnessConfig:
+        own = {"argv", "env", "files", "mounts", "done_codes", "max_turns_codes"}
+        if self.name != "command" and (given := sorted(own & {n for n in own if getattr(self, n) != _default(n)})):
+            raise ValueError(f"{', '.join(given)}: got a setting that only harness.name=command has; leave it out")
+        if self.name == "command" and not self.argv:
+            raise ValueError("argv: got none, expected the program to start and its arguments (harness.name=command)")
+        if both := sorted(set(self.done_codes) & set(self.max_turns_codes)):
+            raise ValueError(f"done_codes, max_turns_codes: got {both[0]} in both, expected one meaning for a code")
+        return self
+
+
+def _default(name: str) -> object:
+    return HarnessConfig.model_fields[name].get_default(call_default_factory=True)
 
     @property
     def known_as(self) -> str:
@@ -199,6 +242,9 @@ class RewardConfig(Config):
 
     clean_end: bool = Field(
         True, description="0 when the last answer was cut or could not be parsed, whatever the grader says."
+    )
+    flags: bool = Field(
+        True, description="Note in an episode's record what in it is suspicious; never changes the reward."
     )
 
 

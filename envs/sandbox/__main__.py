@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from envs.sandbox.base import SandboxError
-from envs.sandbox.check import check
+from envs.sandbox.check import check_sandbox
 from envs.sandbox.create import unavailable
 from envs.sandbox.gc import gc
 
@@ -26,7 +26,7 @@ def _check(backend: str) -> int:
         print(f"backend {chosen}" + (f" ({unavailable()})" if unavailable() else ""))
     with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
         try:
-            results = asyncio.run(check(chosen, Path(root)))  # type: ignore[arg-type]
+            results = asyncio.run(check_sandbox(chosen, Path(root)))  # type: ignore[arg-type]
         except SandboxError as error:
             print(f"FAILS  the backend {chosen} cannot be used: {error}")
             return 1

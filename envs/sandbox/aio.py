@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
+
+from envs.sandbox.base import Meter
 
 T = TypeVar("T")
 
@@ -43,10 +46,11 @@ async def readable(fd: int) -> None:
 
 
 class PipeReader:
-    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail."""
+    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail. ``meter`` counts them all."""
 
     def __init__(self, fd: int, bound: int) -> None:
         self._fd = fd
+        self.meter: Meter | None = None
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bound = bound // 2
@@ -65,6 +69,9 @@ class PipeReader:
         if not chunk:
             self.close()
             return
+        if self.meter is not None:
+            self.meter.output_bytes += len(chunk)
+            self.meter.last = time.monotonic()
         room = self._head_bound - len(self._head)
         if room > 0:
             self._head += chunk[:room]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from envs.sandbox.aio import PipeReader, readable
-from envs.sandbox.base import Command, Finished
+from envs.sandbox.base import Command, Finished, Meter
 
 
 class Child:
@@ -51,6 +51,10 @@ class Child:
         self._out = PipeReader(out, bound // 2)
         self._err = PipeReader(err, bound - bound // 2)
 
+    def measure(self, meter: Meter | None) -> None:
+        """Keep ``meter`` up to date from here on."""
+        self._out.meter = self._err.meter = meter
+
     async def gone(self) -> int:
         """Wait for the program itself; its exit code, or minus the signal that ended it."""
         if self.process.returncode is None:
@@ -69,6 +73,7 @@ class Child:
 
 async def within(child: Child, command: Command) -> int | None:
     """The program's exit code, or None when the wall limit came first."""
+    child.measure(command.meter)
     left = command.limits.wall_s - (time.monotonic() - child.started)
     try:
         return await asyncio.wait_for(child.gone(), max(0.0, left))
