@@ -310,6 +310,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "tokens_trained": tree["tokens_trained"] if tree and spec.split == "train" else 0,
         "seconds": outcome.seconds,
         "exit_code": outcome.exit_code,
+        "mcp": list(outcome.mcp),
         "log": outcome.log[-_LOG_CHARACTERS:],
     }
 

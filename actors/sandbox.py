@@ -11,15 +11,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from actors.session_contract import SessionSpec, Summary
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec, Status
-from envs.harnesses.base import Endpoint
+from envs.harnesses.base import Endpoint, check_tools
 from envs.harnesses.registry import harness
+from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import create
 from envs.sandbox.gc import gc
@@ -99,21 +100,27 @@ class SandboxActor:
             )
         closed: Summary | None = None
         sandbox = None
+        servers: Servers | None = None
         try:
             async with seconds.stage("create"):
                 sandbox = await create(
                     config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
                 )
                 adapter = harness(config.harness)
+                check_tools(adapter, (spec.task,))
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
-                command = adapter.command(sandbox, spec.task, endpoint, self._limits)
+                servers = Servers(spec.task.mcp, sandbox)
+                await servers.open()
+                command = adapter.command(sandbox, spec.task, endpoint, self._limits, servers.given)
+                command = replace(command, mounts=(*command.mounts, *servers.mounts))
                 command = through_relay(sandbox, command, Path(session["socket"]))
             async with seconds.stage("run"):
                 finished = await self._run_beside_proxy(sandbox, command, Path(session["socket"]))
+                await servers.close()
                 closed = await self._proxy.close_session(session["key"])
             status, reason = judge(finished, closed, *adapter.ended(finished))
             if status == "failed":
-                return _failed(spec, reason, seconds, closed, finished)
+                return replace(_failed(spec, reason, seconds, closed, finished), mcp=tuple(servers.log.rows))
             async with seconds.stage("grade"):
                 score, log = await self._grade(spec, sandbox)
             clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
@@ -131,9 +138,10 @@ class SandboxActor:
                 exit_code=finished.code,
                 seconds=seconds.spent,
                 log=log,
+                mcp=tuple(servers.log.rows),
             )
         finally:
-            await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, seconds))
+            await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
 
     async def _run_beside_proxy(self, sandbox: Sandbox, command: Command, socket: Path) -> Finished:
         """Run the harness. A proxy that dies and comes back goes on with the session; one that stays away loses it."""
@@ -160,12 +168,16 @@ class SandboxActor:
         verdict = await grade(spec.task, frozen, self._config.sandbox.backend, self._root, self._grading)
         return verdict.score, verdict.log
 
-    async def _clean_up(self, key: str | None, sandbox: Any, seconds: _Seconds) -> None:
+    async def _clean_up(self, key: str | None, sandbox: Any, servers: Servers | None, seconds: _Seconds) -> None:
         async with seconds.stage("destroy"):
-            if sandbox is not None:
-                await sandbox.destroy()
-            if key is not None:
-                await self._proxy.close_session(key)
+            try:
+                if servers is not None:
+                    await servers.close()
+            finally:
+                if sandbox is not None:
+                    await sandbox.destroy()
+                if key is not None:
+                    await self._proxy.close_session(key)
 
 
 async def _loss_of(sockets: Path) -> None:

@@ -179,14 +179,15 @@ def check(config: RunConfig) -> str:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
     from actors.engines.locate import interpreter
+    from envs.harnesses.base import check_tools
     from envs.harnesses.registry import harness
     from envs.sandbox.create import unavailable
     from envs.tasks import clawgym
 
     try:
-        harness(config.harness)
+        adapter = harness(config.harness)
         if config.tasks.path is not None:
-            clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad)
+            check_tools(adapter, clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad).tasks)
     except ValueError as error:
         raise RunError(str(error)) from None
     if config.engine.kind == "sglang" and config.engine.sglang.url is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from envs.tasks.task import Task
 
@@ -49,3 +49,5 @@ class EpisodeOutcome:
     """Wall seconds by stage: ``create``, ``run``, ``grade``, ``destroy``."""
     log: str = ""
     """The tail of the harness's output, for people."""
+    mcp: tuple[dict[str, Any], ...] = ()
+    """Calls on MCP servers outside (``envs.mcp.tap``): server, tool, arguments, result_bytes, is_error, seconds."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envs.mcp.spec import McpServer
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -17,6 +19,8 @@ class Task:
     """Where the workspace lies inside the sandbox, for the agent and for the grader."""
     metadata: dict[str, str | int | float | bool] = field(default_factory=dict)
     """For the built-in tasks: ``family``, ``level``, ``split``, ``wording``."""
+    mcp: tuple[McpServer, ...] = ()
+    """The MCP servers that its harness is given."""
 
     @property
     def input_files(self) -> Path:

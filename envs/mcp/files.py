@@ -1,0 +1,102 @@
+"""An MCP server that shows one folder of text files, read-only. No path and no link leads out of it."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp.server import MCPServer
+
+_MOST_BYTES = 4 << 20
+_MOST_NAMES = 500
+_MOST_LINES = 2000
+_MOST_CHARACTERS = 50_000
+
+HELP = "show one folder of text files, read-only"
+EXAMPLES = """examples:
+  python -m envs.mcp files --folder notes      tools list_files and read_file over the folder notes
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder whose files can be named by paths relative to it. Errors are ValueErrors that say what to name."""
+
+    root: Path
+
+    def file(self, path: str) -> Path:
+        """The file of that path, as it really lies."""
+        try:
+            found = (self.root / path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):
+            raise ValueError(f"there is no file {path!r}; name one as it is listed") from None
+        if not found.is_relative_to(self.root) or not found.is_file():
+            raise ValueError(f"{path!r} is no file of this folder; name one as it is listed")
+        return found
+
+    def names(self) -> Iterator[str]:
+        """Every file by its path, in order; links are left out."""
+        for folder, below, files in os.walk(self.root):
+            below.sort()
+            for name in sorted(files):
+                path = Path(folder, name)
+                if path.is_file() and not path.is_symlink():
+                    yield path.relative_to(self.root).as_posix()
+
+    def text(self, path: str) -> str:
+        with self.file(path).open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"{path!r} holds more than {_MOST_BYTES} bytes")
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path!r} is not text in UTF-8") from None
+
+    def lines(self, path: str, first: int, count: int) -> str:
+        """Lines ``first`` (from 1) and on, with a last line that says where to go on if any are left."""
+        if first < 1 or count < 1:
+            raise ValueError(f"first_line and lines count from 1, got {first} and {count}")
+        lines = self.text(path).splitlines(keepends=True)
+        shown: list[str] = []
+        size = 0
+        for line in lines[first - 1 : first - 1 + min(count, _MOST_LINES)]:
+            if size + len(line) > _MOST_CHARACTERS:
+                shown += [] if shown else [line[:_MOST_CHARACTERS] + "[...]\n"]
+                break
+            shown.append(line)
+            size += len(line)
+        after = first + len(shown)
+        if after <= len(lines):
+            shown.append(f"[line {after} of {len(lines)} is next: first_line={after}]")
+        return "".join(shown) or f"[{path} has {len(lines)} lines]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, required=True, help="the folder that is shown")
+
+
+def make(arguments: argparse.Namespace) -> MCPServer:
+    """Raises ValueError when there is no such folder."""
+    if not arguments.folder.is_dir():
+        raise ValueError(f"--folder {arguments.folder}: no such folder")
+    folder = Folder(arguments.folder.resolve())
+    server = MCPServer("files", instructions="Text files that can be listed and read, and not changed.")
+
+    @server.tool(structured_output=False)
+    def list_files(pattern: str = "*") -> str:
+        """List the files by path. `pattern` as in a shell, e.g. `*.md` or `reports/*`; `*` also stands for `/`."""
+        names = [name for name in folder.names() if fnmatch.fnmatchcase(name, pattern)]
+        left_out = [f"[{len(names) - _MOST_NAMES} more; give a narrower pattern]"] if len(names) > _MOST_NAMES else []
+        return "\n".join(names[:_MOST_NAMES] + left_out) or f"[no file matches {pattern}]"
+
+    @server.tool(structured_output=False)
+    def read_file(path: str, first_line: int = 1, lines: int = 500) -> str:
+        """Read a text file, from `first_line` on, at most `lines` lines."""
+        return folder.lines(path, first_line, lines)
+
+    return server

@@ -1,0 +1,259 @@
+"""Runs a task's MCP servers beside its sandbox: one Unix socket each, one process for each connection.
+
+Invariants: after ``close`` no process of any server is alive, no task runs and no socket is left; what a connection
+keeps in memory is bounded by ``tap.LONGEST`` in each direction; a server that ends gives its client an answer to
+every request, and never a connection that breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+from envs.harnesses.base import ToolServer
+from envs.mcp.spec import McpServer
+from envs.mcp.tap import LONGEST, CallLog, Tap
+from envs.sandbox import reaper
+from envs.sandbox.aio import PipeReader, uninterrupted
+from envs.sandbox.base import Limits, Mount, Sandbox
+from envs.sandbox.bubblewrap import rlimits
+from envs.sandbox.bytecode import compiled
+from envs.sandbox.files import remove_tree
+
+_log = logging.getLogger(__name__)
+_BRIDGE = Path(__file__).with_name("bridge.py")
+_SOCKETS = "/run/mcp"
+_PROGRAMS = "/opt/mcp"
+_LIMITS = Limits(cpu_s=900.0, memory_mb=4096, file_mb=256)
+_MOST_CONNECTIONS = 8
+_GRACE_S = 3.0
+_STDERR_BYTES = 4000
+_KEPT = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+class Servers:
+    """The servers of one episode, from ``open`` to ``close``.
+
+    ``given`` is how a harness inside starts each; ``mounts`` go with it. Calls on servers outside are written to
+    ``log``. Those on servers inside pass by nobody outside: the policy's own tool calls, in the episode's tree, are
+    their record.
+    """
+
+    def __init__(self, wanted: tuple[McpServer, ...], sandbox: Sandbox) -> None:
+        """Raises ServerFault for a variable of this machine's that a server needs and that is not set."""
+        self.log = CallLog()
+        program = compiled(sandbox.python, _BRIDGE)[0] if wanted else _BRIDGE
+        bridge = Mount(program, f"{_PROGRAMS}/bridge{program.suffix}")
+        # Beside the home: nothing there is shown inside but what a mount names.
+        self._folder = sandbox.home.parent / "mcp"
+        sockets = Mount(self._folder, _SOCKETS)
+        mounts: list[Mount] = []
+        given: list[ToolServer] = []
+        self._doors: list[_Door] = []
+        env = {name: text for name, text in sandbox.environment().items() if name == "LD_LIBRARY_PATH"}
+        for server in wanted:
+            if server.where == "inside":
+                given.append(_inside(server, sandbox, mounts, env))
+                continue
+            argv = (sandbox.python, "-I", "-S", sandbox.inside(bridge), sandbox.inside(sockets), server.name)
+            given.append(ToolServer(server.name, argv, env))
+            self._doors.append(_Door(server, self.log))
+        self.given = tuple(given)
+        self.mounts = (*mounts, bridge, sockets) if self._doors else tuple(mounts)
+
+    async def open(self) -> None:
+        """Listen at every socket."""
+        if self._doors:
+            self._folder.mkdir()
+            self._folder.chmod(0o755)
+        for door in self._doors:
+            await door.open(self._folder)
+
+    async def close(self) -> None:
+        """End everything. Safe to call twice, and without ``open``."""
+        if not self._doors:
+            return
+        await asyncio.gather(*(door.close() for door in self._doors))
+        await asyncio.to_thread(remove_tree, self._folder)
+
+
+def _inside(server: McpServer, sandbox: Sandbox, mounts: list[Mount], env: dict[str, str]) -> ToolServer:
+    argv = []
+    for argument in server.argv:
+        entry = server.shown.get(argument)
+        if entry is None:
+            argv.append(sandbox.python if argument in ("python", "python3") else argument)
+            continue
+        mount = Mount(entry, f"{_PROGRAMS}/{server.name}/{entry.name}")
+        if mount not in mounts:
+            mounts.append(mount)
+        below = Path(os.path.normpath(argument)).parts[1:]
+        argv.append("/".join((sandbox.inside(mount), *below)))
+    return ToolServer(server.name, tuple(argv), {**env, **server.env})
+
+
+class _Door:
+    """The socket of one server, and its connections."""
+
+    def __init__(self, server: McpServer, log: CallLog) -> None:
+        self._server = server
+        self._env = {name: os.environ[name] for name in _KEPT if name in os.environ} | server.environment()
+        self._log = log
+        self._listening: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self, folder: Path) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # The path of a room may be longer than an address can be.
+            listener.bind(f"/proc/self/fd/{descriptor}/{self._server.name}")
+        finally:
+            os.close(descriptor)
+        # Inside is another user than ours; who sees the folder is decided by the mount.
+        (folder / self._server.name).chmod(0o666)
+        self._listening = await asyncio.start_unix_server(self._accept, sock=listener, limit=LONGEST)
+
+    async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        connection = _Connection(self._server, self._env, Tap(self._server.name, self._log), reader, writer)
+        task = asyncio.create_task(connection.serve())
+        self._connections.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("MCP server %s: a connection broke: %r", self._server.name, error)
+
+
+class _Connection:
+    """One client, and the server process that is its own."""
+
+    def __init__(
+        self,
+        server: McpServer,
+        env: dict[str, str],
+        tap: Tap,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._server = server
+        self._env = env
+        self._tap = tap
+        self._reader = reader
+        self._writer = writer
+        self._client_left = False
+
+    async def serve(self) -> None:
+        errors, errors_writer = os.pipe()
+        said = PipeReader(errors, _STDERR_BYTES)
+        starting = asyncio.ensure_future(self._start(errors_writer))
+        try:
+            process = await uninterrupted(starting)
+            answers = asyncio.create_task(self._answers(process, said))
+            try:
+                await self._requests(process)
+                self._client_left = True
+                if process.stdin is not None:
+                    process.stdin.close()
+                # What was asked is still answered, to a client that only said its last word.
+                await asyncio.wait([answers], timeout=_GRACE_S)
+            finally:
+                answers.cancel()
+                await asyncio.gather(answers, return_exceptions=True)
+        finally:
+            os.close(errors_writer)
+            # Dropped, not flushed: a client that reads nothing must not hold an episode up.
+            self._writer.transport.abort()
+            self._tap.end("the connection ended before an answer came")
+            if starting.exception() is None:
+                await uninterrupted(_end(starting.result()))
+            said.close()
+
+    async def _start(self, errors: int) -> asyncio.subprocess.Process:
+        # RLIMIT_NPROC would count all processes of this user, ours included.
+        limits = [limit for limit in rlimits(_LIMITS) if limit[0] != resource.RLIMIT_NPROC]
+        argv = (sys.executable, "-I", "-S", os.fspath(reaper.__file__), str(os.getpid()), json.dumps(limits))
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            *self._server.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=self._env,
+            cwd=self._server.cwd,
+            limit=LONGEST,
+        )
+
+    async def _requests(self, process: asyncio.subprocess.Process) -> None:
+        """Pass on what the client says, to its end."""
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            while line := await self._line():
+                forward, answer = self._tap.to_server(line)
+                if forward:
+                    process.stdin.write(forward)
+                    # A server that is gone is the other direction's to tell.
+                    with contextlib.suppress(ConnectionError):
+                        await process.stdin.drain()
+                if answer:
+                    await self._say(answer)
+
+    async def _line(self) -> bytes:
+        try:
+            return await self._reader.readline()
+        except ValueError:
+            # Longer than a message can be, so none of its ids is known: there is nothing to answer.
+            _log.warning("MCP server %s: a message of over %d bytes; hung up", self._server.name, LONGEST)
+            return b""
+
+    async def _answers(self, process: asyncio.subprocess.Process, said: PipeReader) -> None:
+        """Pass on what the server says; when it ends, tell the client so, now and whenever it asks again."""
+        assert process.stdout is not None
+        why = ""
+        with contextlib.suppress(ConnectionError):
+            try:
+                while line := await process.stdout.readline():
+                    if forward := self._tap.to_client(line):
+                        await self._say(forward)
+            except ValueError:
+                why = f"it sent a message of over {LONGEST} bytes"
+                await _end(process)
+            if not self._client_left:
+                code = await process.wait()
+                why = why or f"it ended with exit code {code}"
+                _log.warning("MCP server %s: %s\n%s", self._server.name, why, said.value()[0].decode(errors="replace"))
+                await self._say(self._tap.end(why))
+
+    async def _say(self, lines: bytes) -> None:
+        self._writer.write(lines)
+        await self._writer.drain()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a server and all that descends from it: the reaper does, and goes last."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    # asyncio knows of an end only when the pipes are read to theirs.
+    assert process.stdout is not None
+    while await process.stdout.read(1 << 16):
+        pass
+    await process.wait()
