@@ -1,11 +1,14 @@
-"""Runs one of the MCP servers over standard input and output."""
+"""Runs one of the MCP servers over standard input and output, or tries those that tasks name."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
+from pathlib import Path
 
 from envs.mcp import fetch, files, search
+from envs.mcp.check import check
 
 _SERVERS = {"search": search, "fetch": fetch, "files": files}
 _EXAMPLES = """examples:
@@ -13,6 +16,7 @@ _EXAMPLES = """examples:
   python -m envs.mcp fetch --allow docs.example.org   fetch pages of one host
   python -m envs.mcp files --folder notes             list and read the files of a folder
   python -m envs.mcp search --help                    all options of one of them
+  python -m envs.mcp check TASK                       start the servers that a task names and list their tools
 
 A task names servers in the field "mcp" of its data_entry.json; see envs/mcp/spec.py.
 """
@@ -35,7 +39,11 @@ def main() -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
+    checking = commands.add_parser("check", help="try the servers of task folders; exit code 1 if one fails")
+    checking.add_argument("tasks", nargs="+", type=Path, metavar="TASK")
     arguments = parser.parse_args()
+    if arguments.command == "check":
+        return asyncio.run(check(arguments.tasks))
     try:
         server = _SERVERS[arguments.command].make(arguments)
     except ValueError as error:

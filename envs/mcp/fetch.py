@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import socket
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -17,7 +16,7 @@ from urllib.parse import urljoin
 import httpx
 from mcp.server import MCPServer
 
-from envs.mcp.allowed import Allowed, NotAllowedError
+from envs.mcp.allowed import Address, Allowed, NotAllowedError
 
 MAX_BYTES = 2 << 20
 TIMEOUT_S = 20.0
@@ -77,7 +76,7 @@ class Fetcher:
     async def _one(self, client: httpx.AsyncClient, url: str) -> Page | str:
         """The page, or the address that it redirects to."""
         address = self.allowed.check(url)
-        number = await self._number(url)
+        number = await self._number(address)
         target = httpx.URL(url)
         request = client.build_request(
             "GET",
@@ -93,15 +92,18 @@ class Fetcher:
         finally:
             await answer.aclose()
 
-    async def _number(self, url: str) -> str:
-        """The address that a host resolves to, when every one of its addresses may be connected to."""
-        address = self.allowed.check(url)
-        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        for *_, place in found:
-            self.allowed.check_ip(address, str(place[0]))
-        if not found:
-            raise NotAllowedError(f"{address.host} has no address")
-        return str(ipaddress.ip_address(str(found[0][4][0])))
+    async def _number(self, address: Address) -> str:
+        """The first number of an address's host that may be connected to."""
+        loop = asyncio.get_running_loop()
+        refused = NotAllowedError(f"{address.host} has no address")
+        for *_, place in await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+            try:
+                self.allowed.check_ip(address, str(place[0]))
+            except NotAllowedError as error:
+                refused = error
+                continue
+            return str(place[0])
+        raise refused
 
     async def _body(self, url: str, answer: httpx.Response) -> str:
         kind = answer.headers.get("content-type", "text/plain").lower()

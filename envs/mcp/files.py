@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,14 +37,10 @@ class Folder:
             raise ValueError(f"{path!r} is no file of this folder; name one as it is listed")
         return found
 
-    def names(self) -> Iterator[str]:
+    def names(self) -> list[str]:
         """Every file by its path, in order; links are left out."""
-        for folder, below, files in os.walk(self.root):
-            below.sort()
-            for name in sorted(files):
-                path = Path(folder, name)
-                if path.is_file() and not path.is_symlink():
-                    yield path.relative_to(self.root).as_posix()
+        paths = [Path(folder, name) for folder, _, files in os.walk(self.root) for name in files]
+        return sorted(p.relative_to(self.root).as_posix() for p in paths if p.is_file() and not p.is_symlink())
 
     def text(self, path: str) -> str:
         with self.file(path).open("rb") as file:

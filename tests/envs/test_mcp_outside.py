@@ -145,7 +145,8 @@ async def test_garbage_is_answered_and_the_connection_goes_on(tmp_path):
     assert answers[1]["result"]["content"][0]["text"] == "{}"
 
 
-async def test_a_client_that_leaves_takes_its_server_and_all_of_its_children_along(tmp_path):
+async def test_a_client_that_leaves_takes_its_server_and_all_of_its_children_along(tmp_path, monkeypatch):
+    monkeypatch.setattr(outside, "_GRACE_S", 0.1)
     async with raw(tmp_path) as (reader, writer, servers):
         writer.write(request(1, name="child", arguments={}))
         child = int(json.loads(await reader.readline())["result"]["content"][0]["text"])

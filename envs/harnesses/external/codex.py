@@ -31,11 +31,14 @@ _TARGET = f"{platform.machine().lower()}-unknown-linux-musl"
 
 
 def _mcp_table(server: ToolServer) -> str:
-    # A text of JSON is one of TOML.
-    env = ", ".join(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in server.env.items())
+    def toml(value: object) -> str:
+        # Texts and lists of them are written in TOML as in JSON, save for pairs of escapes.
+        return json.dumps(value, ensure_ascii=False)
+
+    env = ", ".join(f"{toml(name)} = {toml(value)}" for name, value in server.env.items())
     return (
         f"\n[mcp_servers.{server.name}]\n"
-        f"command = {json.dumps(server.argv[0])}\nargs = {json.dumps(server.argv[1:])}\nenv = {{ {env} }}\n"
+        f"command = {toml(server.argv[0])}\nargs = {toml(server.argv[1:])}\nenv = {{ {env} }}\n"
         f"startup_timeout_sec = {MCP_START_S}\n"
     )
 
