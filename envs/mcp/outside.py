@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import resource
 import socket
-import sys
 from pathlib import Path
 
 from envs.harnesses.base import ToolServer
+from envs.mcp.program import Program
 from envs.mcp.spec import McpServer
 from envs.mcp.tap import LONGEST, CallLog, Tap
-from envs.sandbox import reaper
-from envs.sandbox.aio import PipeReader, uninterrupted
-from envs.sandbox.base import Limits, Mount, Sandbox
-from envs.sandbox.bubblewrap import rlimits
+from envs.sandbox.base import Mount, Sandbox
 from envs.sandbox.bytecode import compiled
 from envs.sandbox.files import remove_tree
 
@@ -31,10 +26,8 @@ _log = logging.getLogger(__name__)
 _BRIDGE = Path(__file__).with_name("bridge.py")
 _SOCKETS = "/run/mcp"
 _PROGRAMS = "/opt/mcp"
-_LIMITS = Limits(cpu_s=900.0, memory_mb=4096, file_mb=256)
 _MOST_CONNECTIONS = 8
 _GRACE_S = 3.0
-_STDERR_BYTES = 4000
 _KEPT = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -107,7 +100,10 @@ class _Door:
         self._env = {name: os.environ[name] for name in _KEPT if name in os.environ} | server.environment()
         self._log = log
         self._listening: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._connections: dict[asyncio.Task[None], tuple[Program, asyncio.StreamWriter]] = {}
+        self._ready: Program | None = None
+        """Started ahead for the first client, while its harness still starts."""
 
     async def open(self, folder: Path) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -120,25 +116,34 @@ class _Door:
         # Inside is another user than ours; who sees the folder is decided by the mount.
         (folder / self._server.name).chmod(0o666)
         self._listening = await asyncio.start_unix_server(self._accept, sock=listener, limit=LONGEST)
+        self._ready = Program(self._server, self._env)
 
     async def close(self) -> None:
+        self._closed = True
         if self._listening is not None:
             self._listening.close()
+        # A task that is cancelled before its first step ends nothing itself.
+        left = list(self._connections.values())
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        for program, writer in left:
+            writer.transport.abort()
+            await program.end()
+        if self._ready is not None:
+            await self._ready.end()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _MOST_CONNECTIONS:
+        if self._closed or len(self._connections) >= _MOST_CONNECTIONS:
             writer.transport.abort()
             return
-        connection = _Connection(self._server, self._env, Tap(self._server.name, self._log), reader, writer)
-        task = asyncio.create_task(connection.serve())
-        self._connections.add(task)
+        program, self._ready = self._ready or Program(self._server, self._env), None
+        task = asyncio.create_task(_Connection(program, Tap(self._server.name, self._log), reader, writer).serve())
+        self._connections[task] = (program, writer)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
+        del self._connections[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("MCP server %s: a connection broke: %r", self._server.name, error)
 
@@ -146,73 +151,42 @@ class _Door:
 class _Connection:
     """One client, and the server process that is its own."""
 
-    def __init__(
-        self,
-        server: McpServer,
-        env: dict[str, str],
-        tap: Tap,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._server = server
-        self._env = env
+    def __init__(self, program: Program, tap: Tap, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._program = program
         self._tap = tap
         self._reader = reader
         self._writer = writer
         self._client_left = False
 
     async def serve(self) -> None:
-        errors, errors_writer = os.pipe()
-        said = PipeReader(errors, _STDERR_BYTES)
-        starting = asyncio.ensure_future(self._start(errors_writer))
         try:
-            process = await uninterrupted(starting)
-            answers = asyncio.create_task(self._answers(process, said))
+            stdin, stdout = await self._program.pipes()
+            answers = asyncio.create_task(self._answers(stdout))
             try:
-                await self._requests(process)
+                await self._requests(stdin)
                 self._client_left = True
-                if process.stdin is not None:
-                    process.stdin.close()
+                stdin.close()
                 # What was asked is still answered, to a client that only said its last word.
                 await asyncio.wait([answers], timeout=_GRACE_S)
             finally:
                 answers.cancel()
                 await asyncio.gather(answers, return_exceptions=True)
         finally:
-            os.close(errors_writer)
             # Dropped, not flushed: a client that reads nothing must not hold an episode up.
             self._writer.transport.abort()
             self._tap.end("the connection ended before an answer came")
-            if starting.exception() is None:
-                await uninterrupted(_end(starting.result()))
-            said.close()
+            await self._program.end()
 
-    async def _start(self, errors: int) -> asyncio.subprocess.Process:
-        # RLIMIT_NPROC would count all processes of this user, ours included.
-        limits = [limit for limit in rlimits(_LIMITS) if limit[0] != resource.RLIMIT_NPROC]
-        argv = (sys.executable, "-I", "-S", os.fspath(reaper.__file__), str(os.getpid()), json.dumps(limits))
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            *self._server.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=self._env,
-            cwd=self._server.cwd,
-            limit=LONGEST,
-        )
-
-    async def _requests(self, process: asyncio.subprocess.Process) -> None:
+    async def _requests(self, stdin: asyncio.StreamWriter) -> None:
         """Pass on what the client says, to its end."""
-        assert process.stdin is not None
         with contextlib.suppress(ConnectionError):
             while line := await self._line():
                 forward, answer = self._tap.to_server(line)
                 if forward:
-                    process.stdin.write(forward)
+                    stdin.write(forward)
                     # A server that is gone is the other direction's to tell.
                     with contextlib.suppress(ConnectionError):
-                        await process.stdin.drain()
+                        await stdin.drain()
                 if answer:
                     await self._say(answer)
 
@@ -221,39 +195,25 @@ class _Connection:
             return await self._reader.readline()
         except ValueError:
             # Longer than a message can be, so none of its ids is known: there is nothing to answer.
-            _log.warning("MCP server %s: a message of over %d bytes; hung up", self._server.name, LONGEST)
+            _log.warning("MCP server %s: a message of over %d bytes; hung up", self._tap.name, LONGEST)
             return b""
 
-    async def _answers(self, process: asyncio.subprocess.Process, said: PipeReader) -> None:
+    async def _answers(self, stdout: asyncio.StreamReader) -> None:
         """Pass on what the server says; when it ends, tell the client so, now and whenever it asks again."""
-        assert process.stdout is not None
         why = ""
         with contextlib.suppress(ConnectionError):
             try:
-                while line := await process.stdout.readline():
+                while line := await stdout.readline():
                     if forward := self._tap.to_client(line):
                         await self._say(forward)
             except ValueError:
                 why = f"it sent a message of over {LONGEST} bytes"
-                await _end(process)
+                await self._program.end()
             if not self._client_left:
-                code = await process.wait()
-                why = why or f"it ended with exit code {code}"
-                _log.warning("MCP server %s: %s\n%s", self._server.name, why, said.value()[0].decode(errors="replace"))
+                why = why or f"it ended with exit code {await self._program.code()}"
+                _log.warning("MCP server %s: %s\n%s", self._tap.name, why, self._program.said())
                 await self._say(self._tap.end(why))
 
     async def _say(self, lines: bytes) -> None:
         self._writer.write(lines)
         await self._writer.drain()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a server and all that descends from it: the reaper does, and goes last."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-    # asyncio knows of an end only when the pipes are read to theirs.
-    assert process.stdout is not None
-    while await process.stdout.read(1 << 16):
-        pass
-    await process.wait()

@@ -79,7 +79,9 @@ def spec(tmp_path):
     task = tmp_path / "task"
     clawgym.write(task, "one", "Do it.", {}, {"reward.sh": "grep -q result answer.txt && echo 1.0 || echo 0.0\n"}, {})
     path = task / "data_entry.json"
-    entry = json.loads(path.read_text()) | {"mcp": [{"name": "toy", "argv": [sys.executable, "-I", os.fspath(TOY)]}]}
+    entry = json.loads(path.read_text()) | {
+        "mcp": [{"name": "toy", "argv": [sys.executable, "-I", os.fspath(TOY), os.fspath(tmp_path)]}]
+    }
     path.write_text(json.dumps(entry))
     return EpisodeSpec("e1", clawgym.read(task), "stub", "group", 0, 0)
 
@@ -99,7 +101,7 @@ async def test_calls_are_kept_with_the_episode_and_nothing_is_left(code, status,
     assert [(row["server"], row["tool"], row["is_error"]) for row in outcome.mcp] == [("toy", "echo", False)]
     assert list((tmp_path / "rooms").iterdir()) == []
     assert door.open == set()
-    assert not [pid for pid in Path("/proc").glob("[0-9]*") if os.fspath(TOY) in command_line(pid)]
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if os.fspath(spec.task.folder.parent) in command_line(pid)]
 
 
 def command_line(process):

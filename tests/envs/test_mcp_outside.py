@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mcp import Client, StdioServerParameters
 from needs import require
 
-from envs.mcp import outside
+from envs.mcp import outside, program
 from envs.mcp.outside import Servers
 from envs.mcp.spec import McpServer, ServerFault, read_servers
 from envs.sandbox.base import Command, Limits
@@ -53,6 +55,12 @@ async def room(root, *wanted, backend="process"):
 def bridged(servers, number=0):
     given = servers.given[number]
     return StdioServerParameters(command=given.argv[0], args=list(given.argv[1:]), env=dict(given.env))
+
+
+def shorten(monkeypatch):
+    """Messages of at most 64 KiB."""
+    for module in (outside, program):
+        monkeypatch.setattr(module, "LONGEST", 1 << 16)
 
 
 def text(result):
@@ -122,14 +130,14 @@ async def test_a_server_that_cannot_start_says_so(tmp_path):
 
 
 async def test_a_message_too_long_from_a_server_ends_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(outside, "LONGEST", 1 << 16)
+    shorten(monkeypatch)
     async with raw(tmp_path) as (reader, writer, _):
         writer.write(request(1, name="big", arguments={"size": 1 << 20}))
         assert "message of over 65536 bytes" in json.loads(await reader.readline())["error"]["message"]
 
 
 async def test_a_client_that_sends_an_endless_line_is_hung_up_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(outside, "LONGEST", 1 << 16)
+    shorten(monkeypatch)
     async with raw(tmp_path) as (reader, writer, servers):
         writer.write(b'{"a": "' + b"x" * (1 << 20))
         with contextlib.suppress(ConnectionResetError):
@@ -170,6 +178,31 @@ async def test_closing_ends_a_server_that_hangs_and_a_client_that_does_not_read(
     # What waits for a reader is not made: the server is held up instead.
     assert sum(not row["is_error"] for row in servers.log.rows) < 20
     assert len(servers.log.rows) == 29
+
+
+async def test_a_connection_at_the_very_moment_of_the_end_leaves_nothing(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not paths
+    mark = os.fspath(tmp_path)
+    server = replace(toy(), argv=(*toy().argv, mark))
+    async with room(tmp_path, server) as (sandbox, servers):
+        path = os.fspath(sandbox.home.parent / "mcp" / "toy")
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(5)]
+        for step, client in enumerate(clients):
+            client.connect(path)
+            for _ in range(step):
+                await asyncio.sleep(0)
+        await servers.close()
+        for client in clients:
+            client.close()
+    await asyncio.sleep(0)
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert not [name for name in os.listdir("/proc") if name.isdigit() and mark in arguments_of(name)]  # noqa: PTH208
+
+
+def arguments_of(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""
 
 
 async def test_the_last_word_of_a_client_is_answered(tmp_path):
