@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envs.harnesses.base import ToolServer
 from envs.mcp.program import Program
-from envs.mcp.spec import McpServer
+from envs.mcp.spec import PYTHONS, McpServer
 from envs.mcp.tap import LONGEST, CallLog, Tap
 from envs.sandbox.base import Mount, Sandbox
 from envs.sandbox.bytecode import compiled
@@ -79,10 +79,10 @@ class Servers:
 
 def _inside(server: McpServer, sandbox: Sandbox, mounts: list[Mount], env: dict[str, str]) -> ToolServer:
     argv = []
-    for argument in server.argv:
+    for place, argument in enumerate(server.argv):
         entry = server.shown.get(argument)
         if entry is None:
-            argv.append(sandbox.python if argument in ("python", "python3") else argument)
+            argv.append(sandbox.python if place == 0 and argument in PYTHONS else argument)
             continue
         mount = Mount(entry, f"{_PROGRAMS}/{server.name}/{entry.name}")
         if mount not in mounts:

@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HOST_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_PYTHONS = ("python", "python3")
+PYTHONS = ("python", "python3")
+"""As the first word of an ``argv``: the interpreter that runs this, or that of the sandbox."""
 _MOST_SERVERS = 16
 _OURS = os.fspath(Path(__file__).parents[2])
 Where = Literal["outside", "inside"]
@@ -124,7 +125,7 @@ class _Entry:
             return self.inside(name, argv, env)
         if where != "outside":
             raise self.fault("where", f"got {where!r}, expected 'outside' or 'inside'")
-        program = sys.executable if argv[0] in _PYTHONS else argv[0]
+        program = sys.executable if argv[0] in PYTHONS else argv[0]
         if not (shutil.which(program) or os.access(self.folder / program, os.X_OK)):
             raise self.fault("argv", f"there is no program {program!r} on this machine or in {self.folder}")
         program = program if shutil.which(program) else os.fspath(self.folder / program)
