@@ -9,6 +9,7 @@ from pathlib import Path
 
 from envs.mcp import fetch, files, search
 from envs.mcp.check import check
+from envs.mcp.errors import RefusedError
 
 _SERVERS = {"search": search, "fetch": fetch, "files": files}
 _EXAMPLES = """examples:
@@ -46,7 +47,7 @@ def main() -> int:
         return asyncio.run(check(arguments.tasks))
     try:
         server = _SERVERS[arguments.command].make(arguments)
-    except ValueError as error:
+    except RefusedError as error:
         print(error, file=sys.stderr)
         return 2
     server.run("stdio")

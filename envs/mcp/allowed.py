@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from envs.mcp.errors import RefusedError
+
 _PORTS = {"http": 80, "https": 443}
 
 
-class NotAllowedError(ValueError):
+class NotAllowedError(RefusedError):
     """An address that may not be fetched; the message names it and the rule."""
 
 
@@ -71,13 +73,13 @@ class Allowed:
     """The list."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        """Raises ValueError for an entry that is neither a host nor the beginning of an address."""
+        """Raises RefusedError for an entry that is neither a host nor the beginning of an address."""
         self._entries = [_entry(text) for text in entries]
         self._text = ", ".join(
             f"{e.scheme and e.scheme + '://'}{e.host}{e.path if e.scheme else ''}" for e in self._entries
         )
         if not self._entries:
-            raise ValueError("expected at least one host or address that may be fetched")
+            raise RefusedError("expected at least one host or address that may be fetched")
 
     def check(self, url: str) -> Address:
         """Raises NotAllowedError unless an entry covers the address."""
@@ -108,7 +110,7 @@ def _entry(text: str) -> _Entry:
             raise NotAllowedError("a path needs http:// or https:// before it")
         return _Entry(address.host, None if _has_no_port(text) else address.port)
     except NotAllowedError as error:
-        raise ValueError(f"{text!r}: expected a host, host:port, or the beginning of an address ({error})") from None
+        raise RefusedError(f"{text!r}: expected a host, host:port, or the beginning of an address ({error})") from None
 
 
 def _has_no_port(text: str) -> bool:

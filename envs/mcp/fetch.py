@@ -17,6 +17,7 @@ import httpx
 from mcp.server import MCPServer
 
 from envs.mcp.allowed import Address, Allowed, NotAllowedError
+from envs.mcp.errors import RefusedError
 
 MAX_BYTES = 2 << 20
 TIMEOUT_S = 20.0
@@ -55,7 +56,7 @@ class Fetcher:
     timeout_s: float = TIMEOUT_S
 
     async def fetch(self, url: str) -> Page:
-        """Raises ValueError, in words for the agent, when there is no page to show."""
+        """Raises RefusedError, in words for the agent, when there is no page to show."""
         try:
             async with asyncio.timeout(self.timeout_s), self._client() as client:
                 for _ in range(_MOST_REDIRECTS + 1):
@@ -64,10 +65,10 @@ class Fetcher:
                         return found
                     url = found
         except TimeoutError:
-            raise ValueError(f"{url[:200]} did not answer within {self.timeout_s:.0f} s") from None
+            raise RefusedError(f"{url[:200]} did not answer within {self.timeout_s:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise ValueError(f"{url[:200]} could not be fetched: {type(error).__name__}: {error}") from None
-        raise ValueError(f"more than {_MOST_REDIRECTS} redirects; the last led to {url[:200]}")
+            raise RefusedError(f"{url[:200]} could not be fetched: {type(error).__name__}: {error}") from None
+        raise RefusedError(f"more than {_MOST_REDIRECTS} redirects; the last led to {url[:200]}")
 
     def _client(self) -> httpx.AsyncClient:
         # A proxy of the environment's would connect to numbers that nobody checked.
@@ -108,15 +109,15 @@ class Fetcher:
     async def _body(self, url: str, answer: httpx.Response) -> str:
         kind = answer.headers.get("content-type", "text/plain").lower()
         if not any(word in kind for word in _TEXTUAL):
-            raise ValueError(f"{url[:200]} is of type {kind[:100]!r}, which is no text")
+            raise RefusedError(f"{url[:200]} is of type {kind[:100]!r}, which is no text")
         if answer.headers.get("content-encoding", "identity").lower() != "identity":
             # It was asked not to; a few bytes of it could stand for gigabytes.
-            raise ValueError(f"{url[:200]} came compressed, which is not taken")
+            raise RefusedError(f"{url[:200]} came compressed, which is not taken")
         body = b""
         async for chunk in answer.aiter_raw():
             body += chunk
             if len(body) > self.max_bytes:
-                raise ValueError(f"{url[:200]} holds more than {self.max_bytes} bytes")
+                raise RefusedError(f"{url[:200]} holds more than {self.max_bytes} bytes")
         text = body.decode(_charset(answer), "replace")
         return plain_text(text) if "html" in kind else text
 
@@ -172,7 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(arguments: argparse.Namespace) -> MCPServer:
-    """Raises ValueError for an entry of the list that is no host or address."""
+    """Raises RefusedError for an entry of the list that is no host or address."""
     fetcher = Fetcher(Allowed(arguments.allow), arguments.max_bytes, arguments.timeout)
     server = MCPServer("fetch", instructions=f"Pages of: {', '.join(arguments.allow)}")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mcp.server import MCPServer
 
+from envs.mcp.errors import RefusedError
+
 _MOST_BYTES = 4 << 20
 _MOST_NAMES = 500
 _MOST_LINES = 2000
@@ -23,7 +25,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder whose files can be named by paths relative to it. Errors are ValueErrors that say what to name."""
+    """A folder whose files can be named by paths relative to it. Errors are RefusedErrors that say what to name."""
 
     root: Path
 
@@ -32,9 +34,9 @@ class Folder:
         try:
             found = (self.root / path).resolve(strict=True)
         except (OSError, ValueError, RuntimeError):
-            raise ValueError(f"there is no file {path!r}; name one as it is listed") from None
+            raise RefusedError(f"there is no file {path!r}; name one as it is listed") from None
         if not found.is_relative_to(self.root) or not found.is_file():
-            raise ValueError(f"{path!r} is no file of this folder; name one as it is listed")
+            raise RefusedError(f"{path!r} is no file of this folder; name one as it is listed")
         return found
 
     def names(self) -> list[str]:
@@ -46,16 +48,16 @@ class Folder:
         with self.file(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise ValueError(f"{path!r} holds more than {_MOST_BYTES} bytes")
+            raise RefusedError(f"{path!r} holds more than {_MOST_BYTES} bytes")
         try:
             return data.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{path!r} is not text in UTF-8") from None
+            raise RefusedError(f"{path!r} is not text in UTF-8") from None
 
     def lines(self, path: str, first: int, count: int) -> str:
         """Lines ``first`` (from 1) and on, with a last line that says where to go on if any are left."""
         if first < 1 or count < 1:
-            raise ValueError(f"first_line and lines count from 1, got {first} and {count}")
+            raise RefusedError(f"first_line and lines count from 1, got {first} and {count}")
         lines = self.text(path).splitlines(keepends=True)
         shown: list[str] = []
         size = 0
@@ -76,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(arguments: argparse.Namespace) -> MCPServer:
-    """Raises ValueError when there is no such folder."""
+    """Raises RefusedError when there is no such folder."""
     if not arguments.folder.is_dir():
-        raise ValueError(f"--folder {arguments.folder}: no such folder")
+        raise RefusedError(f"--folder {arguments.folder}: no such folder")
     folder = Folder(arguments.folder.resolve())
     server = MCPServer("files", instructions="Text files that can be listed and read, and not changed.")
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -28,6 +29,7 @@ class Program:
         self._server = server
         errors, self._errors_writer = os.pipe()
         self._said = PipeReader(errors, _STDERR_BYTES)
+        self._pidfd: int | None = None
         self._starting = asyncio.ensure_future(self._start(env))
 
     async def _start(self, env: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -35,7 +37,7 @@ class Program:
         limits = [limit for limit in rlimits(_LIMITS) if limit[0] != resource.RLIMIT_NPROC]
         under = (sys.executable, "-I", "-S", os.fspath(reaper.__file__), str(os.getpid()), json.dumps(limits))
         try:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *under,
                 *self._server.argv,
                 stdin=asyncio.subprocess.PIPE,
@@ -45,6 +47,9 @@ class Program:
                 cwd=self._server.cwd,
                 limit=LONGEST,
             )
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfd = os.pidfd_open(process.pid)
+            return process
         finally:
             os.close(self._errors_writer)
 
@@ -70,10 +75,12 @@ class Program:
         await asyncio.wait([self._starting])
         if self._starting.exception() is None:
             process = self._starting.result()
-            if process.returncode is None:
+            if self._pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    # The reaper ends all the others first.
-                    process.terminate()
+                    # The reaper ends all the others first. Not `terminate`, which may take the exit code away.
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+                os.close(self._pidfd)
+                self._pidfd = None
             # asyncio knows of an end only when the pipes are read to theirs.
             assert process.stdout is not None
             while await process.stdout.read(1 << 16):

@@ -15,6 +15,7 @@ import bm25s
 import httpx
 from mcp.server import MCPServer
 
+from envs.mcp.errors import RefusedError
 from envs.mcp.files import Folder
 
 _PASSAGE_CHARACTERS = 1000
@@ -66,16 +67,16 @@ class Corpus:
     """The passages of a folder's text files and their index. Files that are no text are left out."""
 
     def __init__(self, folder: Folder) -> None:
-        """Raises ValueError when there is no text."""
+        """Raises RefusedError when there is no text."""
         self.passages: list[Passage] = []
         for name in folder.names():
             try:
                 text = folder.text(name)
-            except ValueError:
+            except RefusedError:
                 continue
             self.passages += passages(name, text)
         if not self.passages:
-            raise ValueError(f"--corpus {folder.root}: holds no text files (UTF-8)")
+            raise RefusedError(f"--corpus {folder.root}: holds no text files (UTF-8)")
         words = bm25s.tokenize([f"{p.path} {p.text}" for p in self.passages], stopwords=[], show_progress=False)
         self._index = bm25s.BM25()
         self._index.index(words, show_progress=False)
@@ -104,7 +105,7 @@ class Api:
     results: str = "results"
 
     async def search(self, query: str, limit: int) -> str:
-        """Raises ValueError, without the key, when no results come."""
+        """Raises RefusedError, without the key, when no results come."""
         url = self.url.replace("{query}", quote(query, safe="")).replace("{limit}", str(limit))
         headers = {"Accept": "application/json"}
         if self.key:
@@ -118,12 +119,12 @@ class Api:
                 async for chunk in answer.aiter_bytes(1 << 16):
                     content += chunk
                     if len(content) > _API_BYTES:
-                        raise ValueError(f"the search API answered with more than {_API_BYTES} bytes")
+                        raise RefusedError(f"the search API answered with more than {_API_BYTES} bytes")
                 await answer.aclose()
         except httpx.HTTPError as error:
-            raise ValueError(f"the search API could not be asked: {type(error).__name__}") from None
+            raise RefusedError(f"the search API could not be asked: {type(error).__name__}") from None
         if answer.status_code != 200:
-            raise ValueError(f"the search API answered with status {answer.status_code}")
+            raise RefusedError(f"the search API answered with status {answer.status_code}")
         return self._shown(content, limit)
 
     def _shown(self, content: bytes, limit: int) -> str:
@@ -133,7 +134,7 @@ class Api:
                 rows = rows[name]
             rows = [row for row in rows if isinstance(row, dict)]
         except (ValueError, LookupError, TypeError):
-            raise ValueError(f"the search API's answer has no list at {self.results!r}") from None
+            raise RefusedError(f"the search API's answer has no list at {self.results!r}") from None
         return "\n\n".join(
             "\n".join(filter(None, map(row_text(row), (_TITLES, _LINKS, _WORDS)))) for row in rows[:limit]
         )
@@ -159,13 +160,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(arguments: argparse.Namespace) -> MCPServer:
-    """Raises ValueError for a corpus without text, or a key that is not set."""
+    """Raises RefusedError for a corpus without text, or a key that is not set."""
     server = MCPServer("search")
     if arguments.api:
         _add_api(server, _api(arguments))
     else:
         if not arguments.corpus.is_dir():
-            raise ValueError(f"--corpus {arguments.corpus}: no such folder")
+            raise RefusedError(f"--corpus {arguments.corpus}: no such folder")
         folder = Folder(arguments.corpus.resolve())
         _add_corpus(server, folder, Corpus(folder))
     return server
@@ -174,13 +175,13 @@ def make(arguments: argparse.Namespace) -> MCPServer:
 def _api(arguments: argparse.Namespace) -> Api:
     key = os.environ.get(arguments.key_env, "") if arguments.key_env else ""
     if arguments.key_env and not key:
-        raise ValueError(f"--key-env {arguments.key_env}: that environment variable is not set")
+        raise RefusedError(f"--key-env {arguments.key_env}: that environment variable is not set")
     return Api(arguments.api, key, arguments.key_header, arguments.post, arguments.results)
 
 
 def _bounded(query: str, limit: int) -> tuple[str, int]:
     if not query.strip():
-        raise ValueError("query is empty; give some words to look for")
+        raise RefusedError("query is empty; give some words to look for")
     return query[:_MOST_QUERY], max(1, min(limit, _MOST_RESULTS))
 
 

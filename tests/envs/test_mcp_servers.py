@@ -44,8 +44,7 @@ def corpus(tmp_path):
 
 def alone(*arguments):
     root = os.fspath(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return StdioServerParameters(command=sys.executable, args=["-m", "envs.mcp", *arguments], env={"PYTHONPATH": path})
+    return StdioServerParameters(command=sys.executable, args=["-m", "envs.mcp", *arguments], env={"PYTHONPATH": root})
 
 
 async def test_search_alone(corpus):
@@ -80,9 +79,7 @@ async def test_fetch_alone(site):
         assert part.endswith("\n\nllo\n[12 characters more: start=5]")
 
 
-async def test_a_search_of_a_task_through_its_socket(corpus, tmp_path, monkeypatch):
-    # The server starts from what the task says, elsewhere and with little of this environment.
-    monkeypatch.setattr("envs.mcp.spec._OURS", os.environ.get("PYTHONPATH") or os.fspath(Path(__file__).parents[2]))
+async def test_a_search_of_a_task_through_its_socket(corpus, tmp_path):
     wanted = read_servers([{"name": "docs", "kind": "search", "corpus": "corpus"}], corpus.parent)
     async with room(tmp_path / "rooms", *wanted) as (_, servers), Client(bridged(servers)) as client:
         assert "cats.md" in text(await client.call_tool("search", {"query": "feline", "limit": 1}))

@@ -19,6 +19,7 @@ from envs.harnesses.external.releases import missing, releases
 from envs.sandbox.create import unavailable
 from envs.tasks import clawgym
 from envs.tasks.task import Task
+from trees import forks
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(240)]
 TOY = Path(__file__).parents[1] / "envs" / "toy_mcp_server.py"
@@ -42,7 +43,7 @@ TOOLS: Mapping[str, Callable[[str, str, dict], Call]] = {
     "qwen_code": _named("mcp__{server}__{tool}"),
 }
 LOADS = {"qwen_code": (("tool_search", {"query": "select:mcp__docs__search,mcp__near__echo"}),)}
-"""What makes the tools known first, where a harness keeps them back."""
+"""What makes the tools known first, where a harness keeps them back: its list of tools changes by that."""
 
 
 def _scenario(harness: str) -> Scenario:
@@ -62,7 +63,7 @@ def _scenario(harness: str) -> Scenario:
             )
         }
 
-    return Scenario("mcp", lines)
+    return Scenario("mcp", lines, causes=frozenset({forks.TOOLS_CHANGED}) if harness in LOADS else frozenset())
 
 
 def _task(folder: Path) -> Task:
