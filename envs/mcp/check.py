@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from mcp import Client, StdioServerParameters
@@ -21,8 +21,6 @@ _START_S = 60.0
 
 async def check(folders: Sequence[Path]) -> int:
     """Start each server as an episode would and print its tools; 1 where one fails, else 0."""
-    # Nothing but servers of the task's author runs: that no agent is shut in here is no news.
-    logging.getLogger("envs.sandbox").setLevel(logging.ERROR)
     failed = 0
     for folder in folders:
         try:
@@ -34,10 +32,23 @@ async def check(folders: Sequence[Path]) -> int:
         if not task.mcp:
             print(f"{folder}: names no MCP servers")
         for server in task.mcp:
-            words = await _tools(server)
+            with _quiet():
+                words = await _tools(server)
             failed += words.startswith("FAILS")
             print(f"{folder}: {server.name} ({server.where}): {words}")
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that no agent is shut in: none is here."""
+    logger = logging.getLogger("envs.sandbox")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 async def _tools(server: McpServer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from mcp.server import MCPServer
 from envs.mcp.errors import RefusedError
 from envs.mcp.files import Folder
 
+# It sets itself to tell of every step.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
 _PASSAGE_CHARACTERS = 1000
 _SNIPPET_CHARACTERS = 1500
 _MOST_QUERY = 1000
