@@ -311,6 +311,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "exit_code": outcome.exit_code,
         "flags": list(outcome.flags),
+        "mcp": list(outcome.mcp),
         "log": outcome.log[-_LOG_CHARACTERS:],
     }
 

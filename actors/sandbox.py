@@ -18,9 +18,10 @@ from typing import Any, Protocol
 from actors.session_contract import SessionSpec, Summary
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec, Status
-from envs.harnesses.base import Endpoint
+from envs.harnesses.base import Endpoint, check_tools
 from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
+from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import create
 from envs.sandbox.flags import flags
@@ -115,22 +116,28 @@ class SandboxActor:
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
         sandbox = None
+        servers: Servers | None = None
         try:
             async with seconds.stage("create"):
                 sandbox = await create(
                     config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
                 )
                 adapter = harness(config.harnesses[spec.harness])
+                check_tools(adapter, (spec.task,))
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
-                command = adapter.command(sandbox, spec.task, endpoint, self._limits)
+                servers = Servers(spec.task.mcp, sandbox)
+                await servers.open()
+                command = adapter.command(sandbox, spec.task, endpoint, self._limits, servers.given)
+                command = replace(command, mounts=(*command.mounts, *servers.mounts))
                 command = through_relay(sandbox, command, Path(session["socket"]))
             began_ns = time.time_ns()
             async with seconds.stage("run"):
                 finished, reached = await self._run_beside_proxy(sandbox, command, session)
+                await servers.close()
                 closed = await self._proxy.close_session(session["key"])
             status, reason = judge(finished, closed, *adapter.ended(finished), reached)
             if status == "failed":
-                return _failed(spec, reason, seconds, closed, finished)
+                return replace(_failed(spec, reason, seconds, closed, finished), mcp=tuple(servers.log.rows))
             noted: tuple[str, ...] = ()
             if config.reward.flags:
                 own = OWN_FILES.get(adapter.name, ())
@@ -140,9 +147,9 @@ class SandboxActor:
             outcome = await self._graded(spec, sandbox, finished, closed, seconds)
             if outcome.status != "failed":
                 outcome = replace(outcome, status=status, reason=reason)
-            return replace(outcome, flags=noted)
+            return replace(outcome, flags=noted, mcp=tuple(servers.log.rows))
         finally:
-            await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, seconds))
+            await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
 
     async def _run_beside_proxy(
         self, sandbox: Sandbox, command: Command, session: dict[str, str]
@@ -209,12 +216,16 @@ class SandboxActor:
             return 0.0, str(error)
         return verdict.score, verdict.log
 
-    async def _clean_up(self, key: str | None, sandbox: Any, seconds: _Seconds) -> None:
+    async def _clean_up(self, key: str | None, sandbox: Any, servers: Servers | None, seconds: _Seconds) -> None:
         async with seconds.stage("destroy"):
-            if sandbox is not None:
-                await sandbox.destroy()
-            if key is not None:
-                await self._proxy.close_session(key)
+            try:
+                if servers is not None:
+                    await servers.close()
+            finally:
+                if sandbox is not None:
+                    await sandbox.destroy()
+                if key is not None:
+                    await self._proxy.close_session(key)
 
 
 async def _loss_of(sockets: Path) -> None:

@@ -179,15 +179,17 @@ def check(config: RunConfig) -> str:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
     from actors.engines.locate import interpreter
+    from envs.harnesses.base import check_tools
     from envs.harnesses.registry import harness
     from envs.sandbox.create import unavailable
     from envs.tasks import clawgym
 
     try:
-        for one in config.harnesses.values():
-            harness(one)
+        adapters = [harness(one) for one in config.harnesses.values()]
         if config.tasks.path is not None:
-            clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad)
+            tasks = clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad).tasks
+            for adapter in adapters:
+                check_tools(adapter, tasks)
     except ValueError as error:
         raise RunError(str(error)) from None
     if config.engine.kind == "sglang" and config.engine.sglang.url is None:

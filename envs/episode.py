@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from envs.tasks.task import Task
 
@@ -51,3 +51,5 @@ class EpisodeOutcome:
     """The tail of the harness's output, for people."""
     flags: tuple[str, ...] = ()
     """What a second look found suspicious, in words; see ``envs.sandbox.flags``."""
+    mcp: tuple[dict[str, Any], ...] = ()
+    """Calls on MCP servers outside (``envs.mcp.tap``): server, tool, arguments, result_bytes, is_error, seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from envs.harnesses.base import Endpoint
+from envs.harnesses.base import Endpoint, ToolServer
 from envs.sandbox.base import Command, Finished, Limits, Mount, Sandbox
 from envs.sandbox.bytecode import compiled
 from envs.tasks.task import Task
@@ -20,13 +20,21 @@ class AgentLoop:
     """The loop in its base configuration (S0T0O0C0W0)."""
 
     name = "agent_loop"
+    takes_mcp = False
 
     def __init__(self, max_turns: int = 30, command_s: float = 30.0, observation_chars: int = 16_000) -> None:
         self.max_turns = max_turns
         self.command_s = command_s
         self.observation_chars = observation_chars
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self,
+        sandbox: Sandbox,
+        task: Task,
+        endpoint: Endpoint,
+        limits: Limits,
+        servers: tuple[ToolServer, ...] = (),  # noqa: ARG002 - it takes none
+    ) -> Command:
         compiled(sandbox.python, *sorted(_FOLDER.glob("*.py")))
         folder = Mount(_FOLDER, "/opt/harness/agent_loop")
         start = _START.format(sandbox.inside(folder).rpartition("/")[0])

@@ -1,6 +1,6 @@
 """Task folders in the ClawGym format: read with errors that name file, line and field, and written.
 
-    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets"}
+    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp"}
     <task>/input_files/      the workspace at the start (may be missing)
     <task>/reward/reward.sh  the grader: the last line of its output is the score
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.mcp.spec import ServerFault, read_servers
 from envs.sandbox.create import mount_dir_fault
 from envs.tasks.task import Task
 
@@ -107,7 +108,11 @@ def read(folder: Path) -> Task:
     if inputs.is_symlink() or (inputs.exists() and not inputs.is_dir()):
         raise TaskError([f"{inputs}: expected a folder, not a link"])
     plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
-    return Task(task_id, instruction, folder, mount_dir, plain, tuple(dict.fromkeys(grader_gets)))
+    try:
+        servers = read_servers(entry.get("mcp", []), folder)
+    except ServerFault as fault:
+        raise TaskError([f"{path}:{_line_of(text, 'mcp')}: {fault}"]) from None
+    return Task(task_id, instruction, folder, mount_dir, plain, tuple(dict.fromkeys(grader_gets)), servers)
 
 
 def folders(path: Path) -> list[Path]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envs.mcp.spec import McpServer
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -19,6 +21,8 @@ class Task:
     """For the built-in tasks: ``family``, ``level``, ``split``, ``wording``."""
     grader_gets: tuple[str, ...] = ()
     """What the grader is given besides the workspace: ``final_message``, ``transcript``."""
+    mcp: tuple[McpServer, ...] = ()
+    """The MCP servers that its harness is given."""
 
     @property
     def input_files(self) -> Path:

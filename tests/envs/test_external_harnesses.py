@@ -1,15 +1,19 @@
 """Adapters of outside programs: what is said when one is missing, and how its end is read. No program is started."""
 
 import json
+import tomllib
 
 import pytest
 
 from configs.schema import HarnessConfig
+from envs.harnesses.base import Endpoint, ToolServer
 from envs.harnesses.external.adapters import ADAPTERS
 from envs.harnesses.external.program import json_document
 from envs.harnesses.external.releases import STAMP, releases
 from envs.harnesses.registry import harness
-from envs.sandbox.base import Finished
+from envs.sandbox.base import Finished, Limits
+from envs.sandbox.create import create
+from envs.tasks.task import Task
 
 
 @pytest.fixture
@@ -71,3 +75,40 @@ def test_an_end_is_read_from_what_the_program_says(name, code, line, ended, inst
 @pytest.mark.parametrize("text", ['{"a": 1}', 'log\n{\n  "a": 1\n}\n', 'log {\n{"b": 2}\n{"a": 1}'])
 def test_a_document_at_the_end_of_the_output(text):
     assert json_document(text.encode()) == {"a": 1}
+
+
+CONFIGURED = {
+    "claude_code": (".claude-mcp.json", ("mcpServers",)),
+    "codex": (".codex/config.toml", ("mcp_servers",)),
+    "gemini_cli": (".gemini/settings.json", ("mcpServers",)),
+    "openclaw": ("openclaw.json", ("mcp", "servers")),
+    "opencode": (".config/opencode/opencode.json", ("mcp",)),
+    "qwen_code": (".qwen/settings.json", ("mcpServers",)),
+}
+
+
+def test_every_harness_but_one_takes_mcp_servers(installed):
+    assert {name for name in ADAPTERS if harness(HarnessConfig(name=name)).takes_mcp} == set(CONFIGURED)
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+async def test_mcp_servers_stand_in_the_form_of_each_harness(name, installed, tmp_path):
+    sandbox = await create("process", "room", None, "/root/workspace", tmp_path / "rooms")
+    server = ToolServer("docs", ("python3", "-c", 'print("é😀")'), {"A": 'b"c'})
+    task = Task("one", "Do it.", tmp_path, "/root/workspace")
+    command = harness(HarnessConfig(name=name)).command(
+        sandbox, task, Endpoint("http://127.0.0.1:1", "key"), Limits(), (server,)
+    )
+    path, keys = CONFIGURED[name]
+    text = (sandbox.home / path).read_text()
+    settings = tomllib.loads(text) if path.endswith("toml") else json.loads(text)
+    for key in keys:
+        settings = settings[key]
+    (entry,) = settings.values()
+    assert list(settings) == ["docs"]
+    argv = entry["command"] if name == "opencode" else [entry["command"], *entry["args"]]
+    assert tuple(argv) == server.argv
+    assert (entry.get("env") or entry.get("environment")) == {"A": 'b"c'}
+    if name == "claude_code":
+        assert f"--mcp-config={sandbox.inside_home}/{path}" in command.argv
+    await sandbox.destroy()

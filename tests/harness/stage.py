@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,11 @@ async def perform(
     wall_s: float = 400.0,
     seed: int = 0,
     policy: Engine | None = None,
+    task: Callable[[Path], Task] = make_task,
 ) -> Performance:
     """Run the session under ``folder``, which is made; its path must be short enough for sockets.
 
-    ``policy``: an engine of its own mind; None plays the scenario's lines.
+    ``policy``: an engine of its own mind; None plays the scenario's lines. ``task`` makes another task than all have.
     """
     folder.mkdir(parents=True)
     records: list[CallRecord] = []
@@ -127,8 +128,8 @@ async def perform(
             )
             door = _Door(dispatcher, folder / "hop.sock")
             actor = SandboxActor(config, folder / "rooms", door)
-            task = make_task(folder / "task")
-            spec = EpisodeSpec(f"{harness}-{scenario.name}", task, harness, "group", seed, 0)
+            made = task(folder / "task")
+            spec = EpisodeSpec(f"{harness}-{scenario.name}", made, harness, "group", seed, 0)
             outcome = await actor.run_episode(spec)
     finally:
         await server.stop()

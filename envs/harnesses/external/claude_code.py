@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_lines, no_result
+import json
+
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import Program, error, json_lines, mcp_servers, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -13,13 +15,16 @@ class ClaudeCode:
     """Claude Code (npm @anthropic-ai/claude-code)."""
 
     name = "claude_code"
+    takes_mcp = True
 
     program = Program(name, "node_modules/@anthropic-ai/claude-code-linux-{arch}/claude", least={"memory_mb": 4096})
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         env = {
             "ANTHROPIC_BASE_URL": endpoint.base_url,
             "ANTHROPIC_AUTH_TOKEN": endpoint.key,
@@ -30,8 +35,12 @@ class ClaudeCode:
             # Without a sandbox of ours it would refuse to run as root with all permissions.
             "IS_SANDBOX": "1",
         }
-        arguments = ("--permission-mode", "bypassPermissions", "--output-format", "json", "-p", "--", task.instruction)
-        return self.program.start(sandbox, arguments, env, limits)
+        tools: tuple[str, ...] = ()
+        if servers:
+            path = sandbox.put_home(".claude-mcp.json", json.dumps({"mcpServers": mcp_servers(servers)}))
+            tools = ("--strict-mcp-config", f"--mcp-config={path}")
+        options = ("--permission-mode", "bypassPermissions", "--output-format", "json", *tools)
+        return self.program.start(sandbox, (*options, "-p", "--", task.instruction), env, limits)
 
     def ended(self, finished: Finished) -> tuple[bool, str]:
         result = next((line for line in json_lines(finished.stdout) if line.get("type") == "result"), None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_lines, no_result
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import MCP_START_S, Program, error, json_lines, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -29,20 +30,36 @@ _QUIET = ("plugins", "apps", "remote_plugin")
 _TARGET = f"{platform.machine().lower()}-unknown-linux-musl"
 
 
+def _mcp_table(server: ToolServer) -> str:
+    def toml(value: object) -> str:
+        # Texts and lists of them are written in TOML as in JSON, save for pairs of escapes.
+        return json.dumps(value, ensure_ascii=False)
+
+    env = ", ".join(f"{toml(name)} = {toml(value)}" for name, value in server.env.items())
+    return (
+        f"\n[mcp_servers.{server.name}]\n"
+        f"command = {toml(server.argv[0])}\nargs = {toml(server.argv[1:])}\nenv = {{ {env} }}\n"
+        f"startup_timeout_sec = {MCP_START_S}\n"
+    )
+
+
 class Codex:
     """Codex (npm @openai/codex)."""
 
     name = "codex"
+    takes_mcp = True
 
     program = Program(name, f"node_modules/@openai/codex-linux-{{arch}}/vendor/{_TARGET}/bin/codex")
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         compact = endpoint.context * 4 // 5
         config = _CONFIG.format(model=endpoint.model, context=endpoint.context, compact=compact)
-        sandbox.put_home(".codex/config.toml", config)
+        sandbox.put_home(".codex/config.toml", config + "".join(map(_mcp_table, servers)))
         arguments = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
         for feature in _QUIET:
             arguments += ["--disable", feature]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_document, no_result
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import Program, error, json_document, mcp_servers, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -15,17 +15,21 @@ class GeminiCli:
     """Gemini CLI (npm @google/gemini-cli)."""
 
     name = "gemini_cli"
+    takes_mcp = True
 
     program = Program(name, "node_modules/@google/gemini-cli/bundle/gemini.js", node=True)
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         settings = {
             "security": {"auth": {"selectedType": "gemini-api-key"}},
             "privacy": {"usageStatisticsEnabled": False},
             "general": {"enableAutoUpdate": False},
+            "mcpServers": mcp_servers(servers, trust=True),
         }
         sandbox.put_home(".gemini/settings.json", json.dumps(settings))
         env = {"GEMINI_API_KEY": endpoint.key, "GOOGLE_GEMINI_BASE_URL": endpoint.base_url}

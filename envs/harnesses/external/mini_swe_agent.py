@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs.harnesses.base import Endpoint
+from envs.harnesses.base import Endpoint, ToolServer
 from envs.harnesses.external.program import error, json_lines, no_result, python_minor, shown
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
@@ -32,11 +32,19 @@ class MiniSweAgent:
     """mini-swe-agent: a bash tool and nothing else (PyPI mini-swe-agent)."""
 
     name = "mini_swe_agent"
+    takes_mcp = False
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self,
+        sandbox: Sandbox,
+        task: Task,
+        endpoint: Endpoint,
+        limits: Limits,
+        servers: tuple[ToolServer, ...] = (),  # noqa: ARG002 - it takes none
+    ) -> Command:
         mount = shown(self.name)
         trajectory = f"{sandbox.inside_home}/{_TRAJECTORY}"
         env = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_document, no_result
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import Program, error, json_document, mcp_servers, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -18,6 +18,7 @@ class OpenClaw:
     """OpenClaw, one task per process (npm openclaw)."""
 
     name = "openclaw"
+    takes_mcp = True
     program = Program(
         name,
         "node_modules/openclaw/openclaw.mjs",
@@ -30,7 +31,9 @@ class OpenClaw:
         require(self.name)
         self.api = api
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         model = {
             "id": endpoint.model,
             "name": endpoint.model,
@@ -44,6 +47,7 @@ class OpenClaw:
         config = {
             "models": {"mode": "replace", "providers": {"reins": provider}},
             "agents": {"defaults": {"model": {"primary": f"reins/{endpoint.model}"}}},
+            "mcp": {"servers": mcp_servers(servers)},
         }
         path = sandbox.put_home("openclaw.json", json.dumps(config))
         state = sandbox.put_home(f"{_STATE}/.keep", "").rpartition("/")[0]

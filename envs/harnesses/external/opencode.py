@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_lines, no_result
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import MCP_START_S, Program, error, json_lines, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -17,13 +17,16 @@ class OpenCode:
     """OpenCode (npm opencode-ai)."""
 
     name = "opencode"
+    takes_mcp = True
 
     program = Program(name, "node_modules/opencode-linux-{arch}/bin/opencode", least={"memory_mb": 4096})
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         model = {
             "name": endpoint.model,
             "tool_call": True,
@@ -42,6 +45,16 @@ class OpenCode:
             "autoupdate": False,
             "share": "disabled",
             "permission": "allow",
+            "mcp": {
+                server.name: {
+                    "type": "local",
+                    "command": list(server.argv),
+                    "environment": dict(server.env),
+                    "enabled": True,
+                    "timeout": MCP_START_S * 1000,
+                }
+                for server in servers
+            },
         }
         sandbox.put_home(".config/opencode/opencode.json", json.dumps(config))
         env = {

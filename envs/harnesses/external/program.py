@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.harnesses.base import ToolServer
 from envs.harnesses.external.releases import architecture, releases
 from envs.sandbox.base import Command, Finished, Limits, Mount, Sandbox
 
@@ -71,6 +72,18 @@ def python_minor(python: str) -> str:
         return f"{sys.version_info[0]}.{sys.version_info[1]}"
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([python, "-I", "-S", "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+
+
+MCP_START_S = 60
+"""How long a harness waits for an MCP server, which may have to read a corpus first."""
+
+
+def mcp_servers(servers: tuple[ToolServer, ...], **more: object) -> dict[str, dict[str, object]]:
+    """The form ``{name: {command, args, env}}`` that most programs have, with ``more`` in each."""
+    return {
+        server.name: {"command": server.argv[0], "args": list(server.argv[1:]), "env": dict(server.env), **more}
+        for server in servers
+    }
 
 
 def json_lines(output: bytes) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from envs.harnesses.base import Endpoint
-from envs.harnesses.external.program import Program, error, json_lines, no_result
+from envs.harnesses.base import Endpoint, ToolServer
+from envs.harnesses.external.program import Program, error, json_lines, mcp_servers, no_result
 from envs.harnesses.external.releases import require
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
@@ -17,19 +17,23 @@ class QwenCode:
     """Qwen Code (npm @qwen-code/qwen-code)."""
 
     name = "qwen_code"
+    takes_mcp = True
 
     program = Program(name, "node_modules/@qwen-code/qwen-code/cli.js", node=True)
 
     def __init__(self) -> None:
         require(self.name)
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits, servers: tuple[ToolServer, ...] = ()
+    ) -> Command:
         settings = {
             "security": {"auth": {"selectedType": "openai"}},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"disableAutoUpdate": True},
             "model": {"generationConfig": {"contextWindowSize": endpoint.context}},
+            "mcpServers": mcp_servers(servers, trust=True),
         }
         sandbox.put_home(".qwen/settings.json", json.dumps(settings))
         env = {

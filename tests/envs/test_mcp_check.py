@@ -1,0 +1,34 @@
+"""What `python -m envs.mcp check` says of a task's servers."""
+
+import json
+import sys
+from pathlib import Path
+
+from envs.mcp.__main__ import main
+from envs.tasks import clawgym
+
+TOY = Path(__file__).with_name("toy_mcp_server.py")
+
+
+def task(folder, *servers):
+    clawgym.write(folder, folder.name, "Do it.", {}, {"reward.sh": "echo 1.0\n"}, {})
+    path = folder / "data_entry.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mcp": list(servers)}))
+    return str(folder)
+
+
+def test_tools_are_listed_and_what_fails_is_said(tmp_path, monkeypatch, capsys):
+    toy = {"name": "toy", "argv": ["python", str(TOY)]}
+    sound = task(tmp_path / "sound", toy, toy | {"name": "near", "where": "inside"})
+    monkeypatch.setattr(sys, "argv", ["envs.mcp", "check", sound])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert f"{sound}: toy (outside): echo, big, " in said
+    assert "near (inside): not tried" in said
+    bad = [task(tmp_path / "ends", {"name": "ends", "argv": ["false"]}), task(tmp_path / "none", {"name": "x"})]
+    monkeypatch.setattr(sys, "argv", ["envs.mcp", "check", *bad, task(tmp_path / "empty")])
+    assert main() == 1
+    said = capsys.readouterr().out
+    assert "ends (outside): FAILS: MCP server ends: it ended with exit code 1" in said
+    assert "field 'mcp[0].argv'" in said
+    assert "empty: names no MCP servers" in said
