@@ -21,7 +21,7 @@ from envs.episode import EpisodeOutcome, EpisodeSpec, Status
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
-from envs.sandbox.create import create
+from envs.sandbox.create import chosen, create
 from envs.sandbox.gc import gc
 from envs.sandbox.grading import grade
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
@@ -70,6 +70,7 @@ class SandboxActor:
         self._losses: dict[Path, asyncio.Task[None]] = {}
         gc(root)
         sandbox = config.sandbox
+        self._backend = chosen(sandbox)
         self._limits = Limits(
             wall_s=sandbox.wall_s,
             cpu_s=sandbox.cpu_s,
@@ -101,9 +102,7 @@ class SandboxActor:
         sandbox = None
         try:
             async with seconds.stage("create"):
-                sandbox = await create(
-                    config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
-                )
+                sandbox = await create(self._backend, room, spec.task.input_files, spec.task.mount_dir, self._root)
                 adapter = harness(config.harness)
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits)
@@ -157,7 +156,7 @@ class SandboxActor:
             frozen = await sandbox.freeze()
         except WorkspaceTooLarge as error:
             return 0.0, str(error)
-        verdict = await grade(spec.task, frozen, self._config.sandbox.backend, self._root, self._grading)
+        verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading)
         return verdict.score, verdict.log
 
     async def _clean_up(self, key: str | None, sandbox: Any, seconds: _Seconds) -> None:

@@ -62,6 +62,16 @@ class Command:
     limits: Limits = field(default_factory=Limits)
 
 
+@dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """The backend ``docker`` with settings. ``image``: empty for the one of our recipe. ``runtime``: empty for the
+    engine's own, else one that it knows, such as ``runsc`` (gVisor) or ``kata``.
+    """
+
+    image: str = ""
+    runtime: str = ""
+
+
 class Sandbox(Protocol):
     """One room. Created with a workspace, used for a few commands in sequence, destroyed."""
 
