@@ -14,6 +14,7 @@ from rich.markup import escape
 from envs.sandbox.base import SandboxError
 from envs.sandbox.check import check
 from envs.sandbox.create import unavailable
+from envs.sandbox.engine import unreachable
 from envs.sandbox.gc import gc, gc_containers
 from envs.sandbox.image import SOURCES, make
 from envs.sandbox.recipe import image_name
@@ -47,6 +48,9 @@ def _gc(root: Path | None) -> int:
     if root is not None and not root.is_dir():
         print(f"{root}: no such folder; expected the folder that holds the sandboxes", file=sys.stderr)
         return 2
+    if root is None and (reason := unreachable()):
+        print(f"nothing was looked for: {reason}")
+        return 0
     removed = gc_containers(None) if root is None else gc(root)
     print(f"removed {len(removed)} sandboxes whose owners are gone" + "".join(f"\n  {name}" for name in removed))
     return 0

@@ -97,6 +97,7 @@ async def perform(
     wall_s: float = 400.0,
     seed: int = 0,
     policy: Engine | None = None,
+    backend: str = "auto",
 ) -> Performance:
     """Run the session under ``folder``, which is made; its path must be short enough for sockets.
 
@@ -118,7 +119,7 @@ async def perform(
             config = RunConfig.model_validate(
                 {
                     "harness": {"name": harness},
-                    "sandbox": {"wall_s": wall_s, "memory_mb": 4096},
+                    "sandbox": {"backend": backend, "wall_s": wall_s, "memory_mb": 4096},
                     "engine": {"max_len": scenario.context},
                 }
             )
