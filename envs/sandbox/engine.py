@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envs.sandbox.base import DockerOptions, SandboxError
 from envs.sandbox.gc import start_time
@@ -158,20 +158,29 @@ def remove_orphans(root: Path | None, bases: Sequence[Path] = ()) -> list[str]:
 
     ``root``: only those under it. An engine that does not answer has nothing removed, which is logged.
     """
-    removed = []
+    filters = {"label": LABEL if root is None else f"{ROOT}={root}"}
     try:
         with contextlib.closing(connect(_LOOK_S)) as client:
             with asking("list containers"):
-                filters = {"label": LABEL if root is None else f"{ROOT}={root}"}
                 containers = client.containers(all=True, filters=filters)
-            for container in containers:
-                found = container["Labels"]
-                if Path(found[ROOT], found[LABEL]) in bases or orphaned(found):
-                    remove(client, container["Id"])
-                    removed.append(found[LABEL])
+            return [name for found in containers if (name := _remove_orphan(client, found, bases))]
     except SandboxError as error:
         _log.warning("Containers of sandboxes whose owners are gone may be left: %s", error)
-    return removed
+        return []
+
+
+def _remove_orphan(client: APIClient, container: dict[str, Any], bases: Sequence[Path]) -> str:
+    """Remove a container that nobody owns; the label of its sandbox, empty where it stays."""
+    found = container["Labels"]
+    if Path(found[ROOT], found[LABEL]) not in bases and not orphaned(found):
+        return ""
+    try:
+        remove(client, container["Id"])
+    except SandboxError as error:
+        # One that the engine cannot remove must not keep the others.
+        _log.warning("The container of the sandbox %s stays: %s", found[LABEL], error)
+        return ""
+    return found[LABEL]
 
 
 def remove(client: APIClient, container: str) -> None:
