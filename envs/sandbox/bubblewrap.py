@@ -30,15 +30,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from envs.sandbox.aio import readable, uninterrupted
 from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
-from envs.sandbox.enclosed import ETC, HOME, HOSTNAME, Enclosed, own_uid
 from envs.sandbox.gc import end_processes, parent_of
+from envs.sandbox.room import Room
 from envs.sandbox.spawn import Child, within
 
+HOME = "/root"
+HOSTNAME = "sandbox"
+RELAY_PORT = 8080
 _INSTALL = "Install it with `apt-get install bubblewrap`, or use the backend `process`."
 _START_S = 30.0
 _ETC = ("alternatives", "ld.so.cache", "mime.types", "protocols", "services")
@@ -91,6 +95,20 @@ def _folders_above(paths: Iterable[str]) -> list[str]:
     """Arguments that make the folders above mount points; those made unasked would be closed to others."""
     folders = sorted({str(above) for path in paths for above in PurePosixPath(path).parents} - {"/"})
     return [argument for folder in folders for argument in ("--dir", folder)]
+
+
+@functools.cache
+def _first_uid() -> int:
+    # Container engines often map only the first 65,536 ids; where all are there, stay away from people's ids.
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return 0x70000000 if any(int(start) == 0 and int(count) > 0x7F000000 for start, _, count in ranges) else 20000
+
+
+def _uid(label: str) -> int | None:
+    if os.geteuid() != 0:
+        return None
+    first = _first_uid()
+    return first + zlib.crc32(label.encode()) % (1 << 24 if first > 65536 else 40000)
 
 
 class _Running:
@@ -193,17 +211,27 @@ def rlimits(limits: Limits) -> list[tuple[int, tuple[int, int]]]:
     ]
 
 
-class Bubblewrap(Enclosed):
+class Bubblewrap(Room):
     """A sandbox in namespaces; see the module's text. Made by ``envs.sandbox.create``."""
 
+    relay_port = RELAY_PORT
+    inside_home = HOME
+
     def __init__(self, root: Path, label: str, mount_dir: str) -> None:
-        super().__init__(root, label, mount_dir, foreign_uid=1000)
+        super().__init__(root, label, mount_dir, _uid(label))
         self.python = interpreter()[0]
         self._running: _Running | None = None
 
     @property
+    def inside_workspace(self) -> str:
+        return self.mount_dir
+
+    @property
     def busy(self) -> bool:
         return self._running is not None
+
+    def inside(self, mount: Mount) -> str:
+        return mount.inside
 
     def environment(self) -> dict[str, str]:
         env = {
@@ -215,6 +243,29 @@ class Bubblewrap(Enclosed):
         if interpreter()[1] is not None:
             env["LD_LIBRARY_PATH"] = "/opt/python/lib"
         return env
+
+    def build(self, input_files: Path | None) -> None:
+        super().build(input_files)
+        uid = 1000 if self.uid is None else self.uid
+        etc = self.base / "etc"
+        etc.mkdir(mode=0o755)
+        (etc / "passwd").write_text(
+            f"user:x:{uid}:{uid}::{HOME}:/bin/bash\nroot:x:0:0::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n"
+        )
+        (etc / "group").write_text(f"user:x:{uid}:\nroot:x:0:\nnogroup:x:65534:\n")
+        (etc / "hosts").write_text(f"127.0.0.1 localhost {HOSTNAME}\n")
+        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+        self._make_mount_point()
+
+    def _make_mount_point(self) -> None:
+        # Where the workspace lies below a folder of the agent's own, its mount point is made here, so that
+        # the folders on the way belong to the agent too.
+        for inside, folder in ((HOME, self.home), ("/tmp", self.tmp)):
+            if Path(self.mount_dir).is_relative_to(inside):
+                for part in Path(self.mount_dir).relative_to(inside).parts:
+                    folder = folder / part
+                    if not folder.exists():
+                        self.make(folder)
 
     def _arguments(self, mounts: tuple[Mount, ...]) -> list[str]:
         base = os.fspath(self.base)
@@ -229,7 +280,7 @@ class Bubblewrap(Enclosed):
             *("--bind", f"{base}/workspace", self.mount_dir),
         ]
         arguments += _folders_above(mount.inside for mount in mounts)
-        for name in ETC:
+        for name in ("passwd", "group", "hosts", "nsswitch.conf"):
             arguments += ["--ro-bind", f"{base}/etc/{name}", f"/etc/{name}"]
         for mount in mounts:
             arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(mount.host), mount.inside]
@@ -286,7 +337,7 @@ def missing() -> str:
             "/",
         ]
         arguments += ["--proc", "/proc", "--dev", "/dev", *([] if root else ["--unshare-user"])]
-        become = ["setpriv", "--reuid", str(own_uid("probe")), "--clear-groups"] if root else []
+        become = ["setpriv", "--reuid", str(_uid("probe")), "--clear-groups"] if root else []
         done = subprocess.run([*arguments, "--", *become, "/bin/true"], capture_output=True, text=True, timeout=30)
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap could not be started: {error}. {_INSTALL}"

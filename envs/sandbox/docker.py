@@ -7,13 +7,13 @@ Invariants:
 - A container is named after its sandbox and asked for by that name, so that one which the engine made although we did
   not hear of it is removed as well.
 
-Inside there are the image, read-only; what bubblewrap shows too (workspace, home, /tmp, the mounts of the command), at
-the same paths and for a user id of the sandbox's own; and no network but the loopback. Workspace, home and /tmp lie on
-the host and last from command to command.
+Inside there are the image, read-only; what bubblewrap shows too (workspace, home, the mounts of the command), at the
+same paths and for a user id of the sandbox's own; and no network but the loopback. Workspace and home lie on the host
+and last as long as the sandbox; /tmp and /dev/shm are in memory, bounded, and new for every command.
 
-What the limits hold: memory (without swap) and the number of processes count for all of a container together, CPU
-seconds, private memory, file size and open files for each process. ``/dev/shm`` counts as memory and has a bound of its
-own. The disk is not bounded in all. What keeps the kernel from the agent is the engine's ``runtime``: with gVisor
+What the limits hold: memory (without swap, with what lies in /tmp and /dev/shm), processes and cores count for all of a
+container together, CPU seconds, private memory, file size and open files for each process. What workspace and home
+take of the disk is not bounded here. What keeps the kernel from the agent is the engine's ``runtime``: with gVisor
 (``runsc``, started with ``--host-uds=open`` so that the relay's socket can be reached) or Kata it is another kernel.
 """
 
@@ -30,17 +30,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import docker.types
 from docker.errors import APIError, NotFound
-from docker.types import LogConfig, Mount, Ulimit
 
 from envs.sandbox.aio import Kept, uninterrupted
-from envs.sandbox.base import Command, DockerOptions, Finished, Limits, SandboxError
-from envs.sandbox.enclosed import ETC, HOME, HOSTNAME, Enclosed
+from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Mount, SandboxError
+from envs.sandbox.bubblewrap import HOME, HOSTNAME, RELAY_PORT, _uid
 from envs.sandbox.engine import Image, asking, connect, labels, look_at, remove
+from envs.sandbox.room import Room
 
 T = TypeVar("T")
 _CPUS = 2.0
-_SHM_MB = 256
+_SHM_MB = 64
+_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 _END_S = 60.0
 """How long the engine may take to tell the end of a container that was killed."""
 _KILLED = -9
@@ -202,7 +204,7 @@ class _Running:
             remove(client, self.name)
 
 
-def _ulimits(limits: Limits) -> list[Ulimit]:
+def _ulimits(limits: Limits) -> list[docker.types.Ulimit]:
     cpu = max(1, round(limits.cpu_s))
     hard = {
         "core": 0,
@@ -211,15 +213,18 @@ def _ulimits(limits: Limits) -> list[Ulimit]:
         "nofile": limits.open_files,
     }
     # The soft limit sends SIGXCPU, the hard one SIGKILL.
-    cpu_limit = Ulimit(name="cpu", soft=cpu, hard=cpu + 5)
-    return [cpu_limit, *(Ulimit(name=name, soft=value, hard=value) for name, value in hard.items())]
+    cpu_limit = docker.types.Ulimit(name="cpu", soft=cpu, hard=cpu + 5)
+    return [cpu_limit, *(docker.types.Ulimit(name=name, soft=value, hard=value) for name, value in hard.items())]
 
 
-class Docker(Enclosed):
+class Docker(Room):
     """A sandbox in containers; see the module's text. Made by ``envs.sandbox.create``."""
 
+    relay_port = RELAY_PORT
+    inside_home = HOME
+
     def __init__(self, root: Path, label: str, mount_dir: str, options: DockerOptions) -> None:
-        super().__init__(root, label, mount_dir, foreign_uid=os.geteuid())
+        super().__init__(root, label, mount_dir, _uid(label))
         self._options = options
         self._image = Image("", "", ())
         self.python = ""
@@ -227,8 +232,15 @@ class Docker(Enclosed):
         self._left_behind: list[str] = []
 
     @property
+    def inside_workspace(self) -> str:
+        return self.mount_dir
+
+    @property
     def busy(self) -> bool:
         return self._running is not None
+
+    def inside(self, mount: Mount) -> str:
+        return mount.inside
 
     def environment(self) -> dict[str, str]:
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "USER": "user"}
@@ -237,15 +249,35 @@ class Docker(Enclosed):
         self._image = look_at(self._options)
         self.python = self._image.python
         super().build(input_files)
+        uid, gid = self._ids()
+        etc = self.base / "etc"
+        etc.mkdir(mode=0o755)
+        users = [f"user:x:{uid}:{gid}::{HOME}:/bin/bash", "root:x:0:0::/:/bin/false"]
+        texts = {
+            "passwd": "\n".join([*users, "nobody:x:65534:65534::/:/bin/false"]),
+            "group": f"user:x:{gid}:\nroot:x:0:\nnogroup:x:65534:",
+            "hosts": f"127.0.0.1 localhost {HOSTNAME}",
+            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files",
+        }
+        for name in _ETC:
+            (etc / name).write_text(f"{texts[name]}\n")
+        folder = self.home
+        if Path(self.mount_dir).is_relative_to(HOME):
+            # Made by the engine, the folders on the way to the workspace would not be the agent's own.
+            for part in Path(self.mount_dir).relative_to(HOME).parts:
+                folder = folder / part
+                self.make(folder)
 
-    def _mounts(self, command: Command) -> list[Mount]:
-        own = [("home", HOME), ("tmp", "/tmp"), ("workspace", self.mount_dir)]
-        shown = [(self.base / name, inside, True) for name, inside in own]
-        shown += [(self.base / "etc" / name, f"/etc/{name}", False) for name in ETC]
-        shown += [(mount.host, mount.inside, mount.writable) for mount in command.mounts]
+    def _ids(self) -> tuple[int, int]:
+        """User and group inside: the sandbox's own, or ours where we may not give files away."""
+        return (self.uid, self.uid) if self.uid is not None else (os.geteuid(), os.getegid())
+
+    def _mounts(self, command: Command) -> list[docker.types.Mount]:
+        shown = [Mount(self.base / "home", HOME, True), Mount(self.base / "workspace", self.mount_dir, True)]
+        shown += [Mount(self.base / "etc" / name, f"/etc/{name}") for name in _ETC]
         return [
-            Mount(target=inside, source=os.fspath(host), type="bind", read_only=not writable)
-            for host, inside, writable in shown
+            docker.types.Mount(mount.inside, os.fspath(mount.host), type="bind", read_only=not mount.writable)
+            for mount in (*shown, *command.mounts)
         ]
 
     def _container(self, client: Any, command: Command) -> dict[str, Any]:
@@ -264,11 +296,12 @@ class Docker(Enclosed):
             mem_limit=limits.memory_mb << 20,
             memswap_limit=limits.memory_mb << 20,
             nano_cpus=int(min(_CPUS, os.cpu_count() or 1) * 1e9),
-            shm_size=min(_SHM_MB, limits.memory_mb) << 20,
+            shm_size=min(_SHM_MB, limits.file_mb) << 20,
+            tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.file_mb}m"},
             ulimits=_ulimits(limits),
             init=True,
             # Output is read as it comes; a log would grow on the disk.
-            log_config=LogConfig(type=LogConfig.types.NONE),
+            log_config=docker.types.LogConfig(type="none"),
             mounts=self._mounts(command),
             runtime=self._options.runtime or None,
         )
@@ -279,7 +312,7 @@ class Docker(Enclosed):
             self._image.id,
             list(command.argv),
             hostname=HOSTNAME,
-            user=f"{self.inside_uid}:{self.inside_uid if self.uid is not None else os.getegid()}",
+            user="{}:{}".format(*self._ids()),
             environment=[*(f"{name}={value}" for name, value in command.env.items()), *sorted(absent)],
             working_dir=self.mount_dir,
             entrypoint=[],
