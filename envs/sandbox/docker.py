@@ -42,6 +42,7 @@ from envs.sandbox.room import Room
 T = TypeVar("T")
 _CPUS = 2.0
 _SHM_MB = 64
+_PRLIMIT = "/usr/bin/prlimit"
 _ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 _END_S = 60.0
 """How long the engine may take to tell the end of a container that was killed."""
@@ -97,10 +98,9 @@ class _Output:
     def close(self) -> None:
         if not self._ended.done():
             self._loop.remove_reader(self._fd)
-            self._connection.close()
-            # The client hides the connection's other owner there.
-            self._connection._response.close()
             self._ended.set_result(None)
+            # The client hides the connection's other owner there; it closes both.
+            self._connection._response.close()
 
     async def end(self, within_s: float) -> bool:
         """Wait for the end; whether it came in time."""
@@ -208,7 +208,6 @@ def _ulimits(limits: Limits) -> list[docker.types.Ulimit]:
     cpu = max(1, round(limits.cpu_s))
     hard = {
         "core": 0,
-        "data": limits.memory_mb << 20,
         "fsize": limits.file_mb << 20,
         "nofile": limits.open_files,
     }
@@ -310,7 +309,8 @@ class Docker(Room):
         absent = {"HOSTNAME", *self._image.variables} - set(command.env)
         return client.create_container_config(
             self._image.id,
-            list(command.argv),
+            # The engine would hold its own start to this limit too, which then fails.
+            [_PRLIMIT, f"--data={limits.memory_mb << 20}", "--", *command.argv],
             hostname=HOSTNAME,
             user="{}:{}".format(*self._ids()),
             environment=[*(f"{name}={value}" for name, value in command.env.items()), *sorted(absent)],
@@ -332,8 +332,9 @@ class Docker(Room):
             await uninterrupted(self._settle(running, in_time=False))
             raise
         finished = await uninterrupted(self._settle(running, in_time))
-        if finished.code == 127 and finished.stderr.startswith(b"[FATAL tini"):
-            raise SandboxError(f"the sandbox could not start the command: {finished.stderr.decode(errors='replace')}")
+        if finished.code == 127 and finished.stderr.startswith((b"prlimit: failed to exec", b"[FATAL tini")):
+            reason = finished.stderr.decode(errors="replace").strip()[-1000:]
+            raise SandboxError(f"the sandbox could not start the command: {reason}")
         return finished
 
     async def _settle(self, running: _Running, in_time: bool) -> Finished:
