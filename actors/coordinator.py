@@ -104,7 +104,7 @@ class Coordinator:
         self._eval_slots = asyncio.Semaphore(capacity)
         self._schedule = Schedule(
             train_tasks,
-            harness=config.harness.name,
+            harnesses=list(config.harnesses),
             groups=config.rollout.groups,
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
@@ -236,7 +236,7 @@ class Coordinator:
                 specs += evaluation(
                     name,
                     chosen,
-                    harness=self._config.harness.name,
+                    harnesses=list(self._config.harnesses),
                     temperature=temperature,
                     step=step,
                     seed=self._config.seed,
@@ -310,6 +310,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "tokens_trained": tree["tokens_trained"] if tree and spec.split == "train" else 0,
         "seconds": outcome.seconds,
         "exit_code": outcome.exit_code,
+        "flags": list(outcome.flags),
         "log": outcome.log[-_LOG_CHARACTERS:],
     }
 
@@ -322,6 +323,8 @@ def summarise(finished: Sequence[Finished]) -> dict[str, float]:
     row["episodes/retries"] = sum(len(f.failures) for f in finished)
     rewards = [f.outcome.reward for f in finished if f.outcome.reward is not None]
     row["train/reward"] = sum(rewards) / len(rewards) if rewards else float("nan")
+    row |= _by_harness(finished)
+    row["train/flagged"] = sum(bool(f.outcome.flags) for f in finished)
     row["train/calls"] = sum(f.outcome.calls for f in finished) / max(1, len(finished))
     counts: Counter[str] = Counter()
     for f in finished:
@@ -334,8 +337,25 @@ def summarise(finished: Sequence[Finished]) -> dict[str, float]:
     return row | dict(counts)
 
 
+def _by_harness(finished: Sequence[Finished]) -> dict[str, float]:
+    """Reward, calls and status of each harness, where there are several."""
+    names = sorted({f.spec.harness for f in finished})
+    row: dict[str, float] = {}
+    for name in names if len(names) > 1 else ():
+        mine = [f.outcome for f in finished if f.spec.harness == name]
+        rewards = [outcome.reward for outcome in mine if outcome.reward is not None]
+        row[f"harness/{name}/reward"] = sum(rewards) / len(rewards) if rewards else float("nan")
+        row[f"harness/{name}/calls"] = sum(outcome.calls for outcome in mine) / len(mine)
+        row[f"harness/{name}/failed"] = sum(outcome.status == "failed" for outcome in mine)
+    return row
+
+
 def evaluation_means(finished: Sequence[Finished]) -> dict[str, float]:
-    """``eval/<set>/reward_greedy`` and ``_sampled``, also by family; failed episodes are counted, not graded."""
+    """``eval/<set>/reward_greedy`` and ``_sampled``, also by family, and by harness where there are several.
+
+    Failed episodes are counted, not graded.
+    """
+    several = len({f.spec.harness for f in finished}) > 1
     rewards: dict[str, list[float]] = {}
     failed: Counter[str] = Counter()
     for f in finished:
@@ -345,6 +365,7 @@ def evaluation_means(finished: Sequence[Finished]) -> dict[str, float]:
             continue
         rewards.setdefault(f"eval/{name}/reward_{how}", []).append(f.outcome.reward)
         family = f.spec.task.metadata.get("family")
-        if family:
-            rewards.setdefault(f"eval/{name}/{family}/reward_{how}", []).append(f.outcome.reward)
+        for part in (family, f"in {f.spec.harness}" if several else None):
+            if part:
+                rewards.setdefault(f"eval/{name}/{part}/reward_{how}", []).append(f.outcome.reward)
     return {key: sum(values) / len(values) for key, values in rewards.items()} | dict(failed)

@@ -157,6 +157,13 @@ class Dispatcher:
         # Shielded: a caller that gives up must not undo the closing for the next one.
         return await asyncio.shield(hosted.closing)
 
+    def since_call(self, key: str) -> float:
+        """Seconds since the last call of a session ended; 0 while one runs. Raises ``KeyError`` as ``close``."""
+        hosted = self._held(key)
+        if hosted is None:
+            raise KeyError("unknown session key: expected one that open gave out, not discarded since")
+        return hosted.session.since_call()
+
     async def resend(self, session: str) -> int:
         """Offer all records of a session to the sink again; returns how many.
 

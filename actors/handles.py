@@ -89,6 +89,9 @@ class HandleProxy:
     async def close_session(self, key: str) -> Summary:
         return await self._at(key[:ROUTE_LENGTH]).close_session.remote(key)
 
+    async def since_call(self, key: str) -> float:
+        return await self._at(key[:ROUTE_LENGTH]).since_call.remote(key)
+
     async def resend(self, session: str) -> int:
         return await self._at(route(session)).resend.remote(session)
 

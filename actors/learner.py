@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from actors import checkpoints
 from actors.engines import weights
 from algos.advantages import ESTIMATORS, has_spread
-from algos.batching import Sample, sample_of
+from algos.batching import Sample, layout_for, sample_of
 from algos.losses import mismatch_statistics, ratio_statistics
 from algos.step import LossSettings, Pass, accumulate, apply, with_old
 from configs.learner import LearnerConfig
@@ -149,7 +149,10 @@ class Learner:
         metrics["train/episodes_truncated_left_out"] = truncated
         prepared = time.perf_counter()
         every = [sample for episode in samples for sample in episode]
-        filled, entropies = with_old(self._model, every, self._settings.max_tokens_per_microbatch)
+        budget = self._settings.max_tokens_per_microbatch
+        filled, entropies, computed = with_old(self._model, every, budget, self._layout)
+        metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
+        metrics["train/tokens_computed"] = computed
         known = iter(filled)
         samples = [[next(known) for _ in episode] for episode in samples]
         scored = time.perf_counter()
@@ -213,6 +216,7 @@ class Learner:
         # Evaluation mode also while training: dropout would make the ratio theta/old differ from 1 by chance.
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
         self._model: Any = model.to(self._settings.device)
+        self._layout = layout_for(model, self._settings.layout)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
             lr=self._settings.learning_rate,
@@ -292,7 +296,13 @@ class Learner:
     def _optimise(self, step: int, episodes: Sequence[Sequence[Sample]]) -> _Moved:
         """Optimiser steps over shares of the episodes, whose order depends on the seed and the step only."""
         settings = self._settings
-        loss = LossSettings(settings.clip_low, settings.clip_high, settings.tis_cap, settings.max_tokens_per_microbatch)
+        loss = LossSettings(
+            settings.clip_low,
+            settings.clip_high,
+            settings.tis_cap,
+            settings.max_tokens_per_microbatch,
+            self._layout,
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         order = [list(episode) for episode in episodes if episode]

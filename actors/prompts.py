@@ -191,6 +191,11 @@ class Prompts:
         """The answer of a call; None without one."""
         return self._index.reply(call)
 
+    def brought(self, plan: Plan) -> tuple[Message, ...]:
+        """The messages of a call that those which it extends had not brought."""
+        head = len(plan.request.messages) - len(plan.turns)
+        return plan.request.messages[0 if plan.parent is None else head + self._index.depth(plan.parent) :]
+
     def entry(self, record: CallRecord, plan: Plan) -> Entry:
         """An ended call as it goes into the log."""
         fed = tuple(turn.key for turn in plan.turns[self._index.depth(plan.parent) :])

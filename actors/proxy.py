@@ -344,6 +344,10 @@ class Proxy:
         """End a session: late calls get 401, what runs is aborted, all records are handed over."""
         return await self._dispatcher.close(key)
 
+    async def since_call(self, key: str) -> float:
+        """Seconds since the last call of a session ended; 0 while one runs."""
+        return self._dispatcher.since_call(key)
+
     async def resend(self, session: str) -> int:
         """Hand all records of a session over again; returns how many."""
         return await self._dispatcher.resend(session)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,22 +19,31 @@ from actors.session_contract import SessionSpec, Summary
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec, Status
 from envs.harnesses.base import Endpoint
+from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import chosen, create
+from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
-from envs.sandbox.grading import grade
+from envs.sandbox.grading import GraderFailureError, Told, grade
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
+from envs.sandbox.watch import Bounds, watched
 
 _LOG_CHARACTERS = 2000
 _PROBE_S = 1.0
 _LOST_S = 60.0
 _KILLED = 128
 """Exit codes from here on say that a signal ended the process inside the sandbox."""
+_SETTINGS = {"context": "engine.max_len"}
+"""Settings that a session's limit comes from, where it is none of ``proxy.limits``."""
 
 
 class ProxyLostError(RuntimeError):
     """The proxy that held the session is gone."""
+
+
+class TranscriptLostError(RuntimeError):
+    """A grader is to get the transcript, and the proxy has it no more."""
 
 
 class ProxyClient(Protocol):
@@ -43,6 +52,8 @@ class ProxyClient(Protocol):
     async def open_session(self, spec: SessionSpec) -> dict[str, str]: ...
 
     async def close_session(self, key: str) -> Summary: ...
+
+    async def since_call(self, key: str) -> float: ...
 
 
 @dataclass(slots=True)
@@ -78,6 +89,7 @@ class SandboxActor:
             processes=sandbox.processes,
             file_mb=sandbox.file_mb,
         )
+        self._bounds = Bounds(output_mb=sandbox.output_mb, disk_mb=sandbox.disk_mb, idle_s=sandbox.idle_s)
         self._grading = Limits(wall_s=sandbox.grade_s, cpu_s=sandbox.grade_s, output_bytes=1 << 16)
 
     async def ping(self) -> bool:
@@ -95,49 +107,58 @@ class SandboxActor:
         config = self._config
         room = f"{session_id(spec)}-{id(seconds):x}"
         async with seconds.stage("create"):
-            session = await self._proxy.open_session(
-                SessionSpec(session_id(spec), temperature=spec.temperature, seed=spec.seed)
+            asked = SessionSpec(
+                session_id(spec),
+                temperature=spec.temperature,
+                seed=spec.seed,
+                transcript="transcript" in spec.task.grader_gets,
             )
+            session = await self._proxy.open_session(asked)
         closed: Summary | None = None
         sandbox = None
         try:
             async with seconds.stage("create"):
                 sandbox = await create(self._backend, room, spec.task.input_files, spec.task.mount_dir, self._root)
-                adapter = harness(config.harness)
+                adapter = harness(config.harnesses[spec.harness])
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits)
                 command = through_relay(sandbox, command, Path(session["socket"]))
+            began_ns = time.time_ns()
             async with seconds.stage("run"):
-                finished = await self._run_beside_proxy(sandbox, command, Path(session["socket"]))
+                finished, reached = await self._run_beside_proxy(sandbox, command, session)
                 closed = await self._proxy.close_session(session["key"])
-            status, reason = judge(finished, closed, *adapter.ended(finished))
+            status, reason = judge(finished, closed, *adapter.ended(finished), reached)
             if status == "failed":
                 return _failed(spec, reason, seconds, closed, finished)
-            async with seconds.stage("grade"):
-                score, log = await self._grade(spec, sandbox)
-            clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
-            reward = score if clean or not config.reward.clean_end else 0.0
-            return EpisodeOutcome(
-                id=spec.id,
-                status=status,
-                reason=reason,
-                reward=reward,
-                grade=score,
-                clean_end=clean,
-                calls=closed.calls,
-                prompt_tokens=closed.prompt_tokens,
-                sampled_tokens=closed.sampled_tokens,
-                exit_code=finished.code,
-                seconds=seconds.spent,
-                log=log,
-            )
+            noted: tuple[str, ...] = ()
+            if config.reward.flags:
+                own = OWN_FILES.get(adapter.name, ())
+                look = (spec.task, sandbox, finished, began_ns, closed.touched, own)
+                async with seconds.stage("grade"):
+                    noted = await asyncio.to_thread(flags, *look)
+            outcome = await self._graded(spec, sandbox, finished, closed, seconds)
+            if outcome.status != "failed":
+                outcome = replace(outcome, status=status, reason=reason)
+            return replace(outcome, flags=noted)
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, seconds))
 
-    async def _run_beside_proxy(self, sandbox: Sandbox, command: Command, socket: Path) -> Finished:
-        """Run the harness. A proxy that dies and comes back goes on with the session; one that stays away loses it."""
-        running = asyncio.create_task(sandbox.run(command))
-        sockets = socket.parent
+    async def _run_beside_proxy(
+        self, sandbox: Sandbox, command: Command, session: dict[str, str]
+    ) -> tuple[Finished, str]:
+        """Run the harness within the bounds; how it ended, and the bound that it reached.
+
+        A proxy that dies and comes back goes on with the session; one that stays away loses it.
+        """
+
+        async def since_call() -> float:
+            try:
+                return await self._proxy.since_call(session["key"])
+            except Exception:  # a proxy that is away for a moment makes no harness idle; one that stays away is lost
+                return 0.0
+
+        running = asyncio.create_task(watched(sandbox, command, self._bounds, since_call))
+        sockets = Path(session["socket"]).parent
         lost = self._losses.get(sockets)
         if lost is None or lost.done():
             lost = self._losses[sockets] = asyncio.create_task(_loss_of(sockets))
@@ -148,15 +169,43 @@ class SandboxActor:
             return running.result()
         finally:
             if not running.done():
-                await sandbox.kill()
+                running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _grade(self, spec: EpisodeSpec, sandbox: Any) -> tuple[float, str]:
+    async def _graded(
+        self, spec: EpisodeSpec, sandbox: Sandbox, finished: Finished, closed: Summary, seconds: _Seconds
+    ) -> EpisodeOutcome:
+        """The outcome of an episode that can be judged, but for how it ended; ``failed`` without a verdict."""
+        try:
+            async with seconds.stage("grade"):
+                score, log = await self._grade(spec, sandbox, closed)
+        except (GraderFailureError, TranscriptLostError) as error:
+            return _failed(spec, str(error), seconds, closed, finished)
+        clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
+        return EpisodeOutcome(
+            id=spec.id,
+            status="completed",
+            reason="",
+            reward=score if clean or not self._config.reward.clean_end else 0.0,
+            grade=score,
+            clean_end=clean,
+            calls=closed.calls,
+            prompt_tokens=closed.prompt_tokens,
+            sampled_tokens=closed.sampled_tokens,
+            exit_code=finished.code,
+            seconds=seconds.spent,
+            log=log,
+        )
+
+    async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[float, str]:
+        if session.transcript is None and "transcript" in spec.task.grader_gets:
+            raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
+        told = Told(session.final_message, session.transcript or "")
         try:
             frozen = await sandbox.freeze()
+            verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading, told)
         except WorkspaceTooLarge as error:
             return 0.0, str(error)
-        verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading)
         return verdict.score, verdict.log
 
     async def _clean_up(self, key: str | None, sandbox: Any, seconds: _Seconds) -> None:
@@ -187,16 +236,22 @@ def session_id(spec: EpisodeSpec) -> str:
     return f"{spec.id}a{spec.attempt}"
 
 
-def judge(finished: Finished, session: Summary, ended: bool, reason: str) -> tuple[Status, str]:
-    """The status of an episode, from the session's own record first and from what the harness said second."""
+def judge(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:
+    """The status of an episode, from the session's own record first and from what the harness said second.
+
+    ``reached``: the bound of ``Bounds`` at which the harness was ended. A limit is told as the setting that it is.
+    """
     if session.failed:
         return "failed", session.failed
     if session.limit:
-        return "truncated", f"limit: {session.limit}"
-    if finished.code is None:
-        return "truncated", "limit: sandbox.wall_s"
+        return "truncated", f"limit: {_SETTINGS.get(session.limit, f'proxy.limits.{session.limit}')}"
+    limit = f"sandbox.{reached or 'wall_s'}" if finished.code is None else ""
     if session.calls == 0:
-        return "failed", f"the harness made no call ({reason}): {_tail(finished)}"
+        # Nothing of this is the policy's doing, a limit included.
+        why = f"limit: {limit}" if limit else reason
+        return "failed", f"the harness made no call ({why}): {_tail(finished)}"
+    if finished.code is None:
+        return "truncated", f"limit: {limit}"
     if ended:
         return "completed", reason
     if finished.code < 0:

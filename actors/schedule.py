@@ -15,15 +15,25 @@ from envs.tasks.task import Task
 
 
 class Schedule:
-    """Tasks in shuffled epochs, balanced over the families that the tasks' metadata name."""
+    """Tasks in shuffled epochs, balanced over the families that the tasks' metadata name.
+
+    Each task comes with every harness in turn: an instance (task, harness) is a group.
+    """
 
     def __init__(
-        self, tasks: Sequence[Task], *, harness: str, groups: int, group_size: int, temperature: float, seed: int
+        self,
+        tasks: Sequence[Task],
+        *,
+        harnesses: Sequence[str],
+        groups: int,
+        group_size: int,
+        temperature: float,
+        seed: int,
     ) -> None:
         if not tasks:
             raise ValueError("got no task, expected at least one to practise on")
         self._tasks = list(tasks)
-        self._harness = harness
+        self._harnesses = list(harnesses)
         self._groups = groups
         self._group_size = group_size
         self._temperature = temperature
@@ -34,14 +44,15 @@ class Schedule:
         """The ``groups * group_size`` episodes of a step, group by group."""
         specs = []
         for g in range(self._groups):
-            task = self._task(step * self._groups + g)
+            position, which = divmod(step * self._groups + g, len(self._harnesses))
+            task = self._task(position)
             for member in range(self._group_size):
                 name = f"s{step:05d}g{g:03d}m{member:03d}"
                 specs.append(
                     EpisodeSpec(
                         id=name,
                         task=task,
-                        harness=self._harness,
+                        harness=self._harnesses[which],
                         group=f"s{step:05d}g{g:03d}",
                         seed=stable_seed(self._seed, name),
                         step=step,
@@ -75,12 +86,12 @@ class Schedule:
 
 
 def evaluation(
-    name: str, tasks: Sequence[Task], *, harness: str, temperature: float, step: int, seed: int
+    name: str, tasks: Sequence[Task], *, harnesses: Sequence[str], temperature: float, step: int, seed: int
 ) -> list[EpisodeSpec]:
-    """One episode for each task; ids name the set, the step and whether it is greedy or sampled."""
+    """One episode for each task and harness; ids name the set, the step and whether it is greedy or sampled."""
     how = "greedy" if temperature == 0 else "sampled"
     specs = []
-    for i, task in enumerate(tasks):
+    for i, (harness, task) in enumerate((harness, task) for harness in harnesses for task in tasks):
         episode = f"e{step:05d}{name}{how}{i:04d}"
         specs.append(
             EpisodeSpec(

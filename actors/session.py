@@ -26,12 +26,18 @@ from actors.seeds import stable_seed
 from actors.session_contract import SessionSpec, Summary
 from actors.session_key import new_key
 from actors.token_path import TokenPath
+from actors.transcript import Transcript
 from configs.proxy import ProxyConfig
 from envs.harnesses.kinds import classify
 from envs.protocols.canonical import Message, Reply, Request, Usage
 from envs.protocols.errors import WireError
+from envs.protocols.fields import arguments_text
+from envs.sandbox.flags import grader_paths
 from trees.record import CallRecord, Kind
 from trees.turns import PrefixKey
+
+_FINAL_CHARACTERS = 1_000_000
+_MOST_TOUCHED = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +87,9 @@ class Session:
         self._running = 0
         self._prepared = 0
         self._tokens = 0
+        self._heard = self._opened
+        self._transcript: Transcript | None = Transcript()
+        self._touched: dict[str, None] = {}
 
     @property
     def records(self) -> list[CallRecord]:
@@ -132,6 +141,8 @@ class Session:
         """
         self._opened = self._clock() - seconds
         self.limit, self.failed = logged.limit, logged.failed
+        # The log holds tokens and keys; of what was said before there are no words here.
+        self._transcript = None if logged.entries else self._transcript
         for entry in logged.entries:
             record = entry.record
             self._prompts.restore(entry)
@@ -149,6 +160,10 @@ class Session:
     def entry(self, prepared: Prepared) -> Entry:
         """An ended call as it goes into the log."""
         return self._prompts.entry(self._records[prepared.call], prepared.plan)
+
+    def since_call(self) -> float:
+        """Seconds since the last call ended, or since the opening; 0 while one runs."""
+        return 0.0 if self._running else self._clock() - self._heard
 
     def count(self, request: Request) -> int:
         """Tokens of the prompt that this request would have. Nothing is changed, no limit applies."""
@@ -183,6 +198,7 @@ class Session:
         self._keep(prepared, record)
         if generated.finish != "abort":
             self._prompts.answer(prepared.call, message)
+            self._note(prepared, message)
             # What a later call got past did not cut the session short.
             if self.limit in ("context", "concurrent"):
                 self.limit = ""
@@ -202,6 +218,13 @@ class Session:
         generated, stop = stops.cut(generated, request.sampling.stop, self._rendering.decode)
         message, readable = self._rendering.parse(generated.ids, prepared.generate.ids, request.tools)
         return generated, stops.without(message, stop) if stop else message, readable, stop
+
+    def _note(self, prepared: Prepared, message: Message) -> None:
+        """Keep of an answered call what the summary tells."""
+        for call in message.tool_calls:
+            self._touched.update(dict.fromkeys(grader_paths(arguments_text(call))))
+        if self.spec.transcript and self._transcript is not None:
+            self._transcript.add(prepared.ordinal, prepared.kind, (*self._prompts.brought(prepared.plan), message))
 
     def abandon(self, prepared: Prepared) -> CallRecord:
         """The record of a call of which nothing was sampled."""
@@ -228,7 +251,16 @@ class Session:
             drift=sum(record.drift for record in records),
             forks=dict(Counter(record.fork for record in records if record.fork)),
             seconds=self._clock() - self._opened,
+            final_message=self._final_message(),
+            transcript=None if self._transcript is None else self._transcript.text(),
+            touched=tuple(self._touched)[:_MOST_TOUCHED],
         )
+
+    def _final_message(self) -> str:
+        main = (record for record in self._records.values() if record.kind == "main" and record.finish != "abort")
+        newest = max(main, key=lambda record: record.ordinal, default=None)
+        answer = self._prompts.reply(newest.call) if newest is not None else None
+        return answer.body[:_FINAL_CHARACTERS] if answer is not None and not answer.calls else ""
 
     def _check_limits(self) -> None:
         limits = self._limits
@@ -302,6 +334,7 @@ class Session:
         self._records[prepared.call] = record
         self._prompts.end(record, prepared.path)
         self._running -= 1
+        self._heard = self._clock()
         self._tokens += len(record.prompt_ids) + len(record.sampled_ids)
 
 

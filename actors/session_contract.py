@@ -23,6 +23,8 @@ class SessionSpec:
     """With a seed every call of the session has its own, derived from it and the call's ordinal."""
     limits: SessionLimits | None = None
     """None takes the proxy's setting."""
+    transcript: bool = False
+    """Whether the summary is to hold the transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,11 @@ class Summary:
     seconds: float
     undelivered: int = 0
     """Records that the sink has not taken; ``resend`` offers them again."""
+    final_message: str = ""
+    """The text of the newest answer on the main line, where it makes no tool call; cut after the first million
+    characters.
+    """
+    transcript: str | None = ""
+    """``Transcript.text``, where it was asked for; None when it was lost with the replica that had it."""
+    touched: tuple[str, ...] = ()
+    """What in the tool calls looks like a path of a grader, see ``envs.sandbox.flags``."""

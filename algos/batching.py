@@ -1,4 +1,4 @@
-"""From paths of trees to right-padded micro-batches under a token budget.
+"""From paths of trees to micro-batches under a token budget: padded rows, or packs that compute shared tokens once.
 
 Invariant: every trained token of every path lands in exactly one micro-batch, preceded there by exactly the
 tokens that the policy saw. Only padding is added, and only what follows a path's last trained token is left
@@ -7,14 +7,25 @@ out: no trained token can see either.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from algos import tree_attention
+from algos.logprobs import selected_logits
 from trees.linearise import Path
+from trees.packing import Pack, pack
+
+Layout = Literal["auto", "tree", "paths"]
+"""``tree`` needs a model whose layers attend to their whole past; ``auto`` takes it where that saves enough."""
+_SAVES_ENOUGH = 2.0
+"""A pack runs its attention run by run, which pays where it spares at least half of the tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +51,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """B samples, padded on the right to the longest."""
+class MicroBatch(ABC):
+    """Samples that are computed in one pass of a model."""
 
     samples: tuple[Sample, ...]
-    ids: Tensor
-    """int64 [B, T]; padding is 0."""
-    mask: Tensor
-    """bool [B, T]; row-major order of its True entries is the order of ``gather``."""
+
+    @abstractmethod
+    def logits(self, model: nn.Module) -> Tensor:
+        """Logits [N, V] that predict the trained tokens, in the order of ``gather``."""
+
+    @property
+    @abstractmethod
+    def computed(self) -> int:
+        """Tokens that the pass computes, padding included."""
 
     def gather(self, name: str) -> Tensor:
         """A per-token field of the samples, one entry for each trained token of the micro-batch."""
@@ -57,6 +73,50 @@ class MicroBatch:
         """The samples with ``old`` [N of the micro-batch] filled in."""
         parts = old.split([len(sample.targets) for sample in self.samples])
         return [replace(sample, old=part) for sample, part in zip(self.samples, parts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedBatch(MicroBatch):
+    """B samples, padded on the right to the longest."""
+
+    ids: Tensor
+    """int64 [B, T]; padding is 0."""
+    mask: Tensor
+    """bool [B, T]; row-major order of its True entries is the order of ``gather``."""
+
+    @property
+    def computed(self) -> int:
+        return self.ids.numel()
+
+    def logits(self, model: nn.Module) -> Tensor:
+        # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
+        return selected_logits(model, self.ids, lambda hidden: hidden[:, :-1][self.mask[:, 1:]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeBatch(MicroBatch):
+    """Samples in a pack: what they share from the first token on is computed once."""
+
+    pack: Pack
+    """Its members are the samples, in their order."""
+
+    @property
+    def computed(self) -> int:
+        return len(self.pack)
+
+    def logits(self, model: nn.Module) -> Tensor:
+        device = self.samples[0].ids.device
+        ids, positions = (
+            torch.tensor(part, dtype=torch.int64, device=device)[None] for part in (self.pack.ids, self.pack.positions)
+        )
+        trained = [sample.mask.nonzero()[:, 0].cpu().numpy() for sample in self.samples]
+        predicting = [places[at - 1] for places, at in zip(self.pack.places, trained, strict=True)]
+        index = torch.tensor(np.concatenate(predicting), dtype=torch.int64, device=device)
+        layout = tree_attention.layout_of(self.pack)
+        with tree_attention.use(model):
+            return selected_logits(
+                model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout
+            )
 
 
 def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | None:
@@ -91,12 +151,35 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
     )
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch]:
-    """Pack samples, longest first, so that B * T of each micro-batch stays within ``max_tokens``.
+def layout_for(model: PreTrainedModel, wanted: Layout) -> Layout:
+    """``wanted``, or ``paths`` where the model cannot compute trees and that is left open.
 
-    A sample longer than ``max_tokens`` gets a micro-batch of its own. Samples of equal length keep their
-    order, so the same samples give the same micro-batches.
+    Raises ValueError where trees are wanted of a model that cannot.
     """
+    if wanted == "auto" and tree_attention.unfit(model):
+        return "paths"
+    if wanted == "tree":
+        tree_attention.refuse(model)
+    return wanted
+
+
+def micro_batches(samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto") -> Sequence[MicroBatch]:
+    """Samples in micro-batches that compute at most ``max_tokens`` tokens each, padding included.
+
+    A sample longer than ``max_tokens`` gets a micro-batch of its own. The same samples give the same micro-batches.
+    """
+    if layout == "tree":
+        return tree_batches(samples, max_tokens)
+    padded = padded_batches(samples, max_tokens)
+    if layout == "paths":
+        return padded
+    packed = tree_batches(samples, max_tokens)
+    spared = sum(batch.computed for batch in padded) >= _SAVES_ENOUGH * sum(batch.computed for batch in packed)
+    return packed if spared else padded
+
+
+def padded_batches(samples: Sequence[Sample], max_tokens: int) -> list[PaddedBatch]:
+    """Rows, longest first, so that B * T stays within ``max_tokens``. Samples of equal length keep their order."""
     rest = sorted(samples, key=lambda sample: -len(sample.ids))
     batches = []
     while rest:
@@ -107,10 +190,16 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch
     return batches
 
 
-def _pad(samples: Sequence[Sample], width: int) -> MicroBatch:
+def tree_batches(samples: Sequence[Sample], max_tokens: int) -> list[TreeBatch]:
+    """Packs of at most ``max_tokens`` tokens; see ``trees.packing``."""
+    packs = pack([sample.ids.cpu().numpy().astype(np.int32) for sample in samples], max_tokens)
+    return [TreeBatch(tuple(samples[member] for member in packed.members), packed) for packed in packs]
+
+
+def _pad(samples: Sequence[Sample], width: int) -> PaddedBatch:
     ids = samples[0].ids.new_zeros(len(samples), width)
     mask = samples[0].mask.new_zeros(len(samples), width)
     for row, sample in enumerate(samples):
         ids[row, : len(sample.ids)] = sample.ids
         mask[row, : len(sample.mask)] = sample.mask
-    return MicroBatch(tuple(samples), ids, mask)
+    return PaddedBatch(tuple(samples), ids, mask)

@@ -6,6 +6,8 @@ weights the trainer's number therefore equals the engine's, and every ratio is 1
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -38,27 +40,26 @@ def _log_distribution(logits: Tensor, temperature: Tensor) -> Tensor:
     return torch.log_softmax(wide / scale[:, None], dim=-1)
 
 
-def selected_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """Logits that predict the tokens under ``mask``, without making those of any other position.
+def selected_logits(model: nn.Module, ids: Tensor, select: Callable[[Tensor], Tensor], **arguments: object) -> Tensor:
+    """Logits after chosen positions, without making those of any other.
 
     Args:
         model: a causal language model of Transformers.
-        ids: int [B, T], padded on the right. Causal attention keeps padding out of what stands before it, so
-            no attention mask is needed.
-        mask: bool [B, T]; column 0 must be False, since nothing predicts the first token.
+        ids: int [B, T].
+        select: takes hidden states [B, T, H] to those of N positions, [N, H].
+        arguments: more of what the model's forward takes.
 
     Returns:
-        Logits [N, V], N = mask.sum(), in row-major order of ``mask``.
+        Logits [N, V] in the order of ``select``.
     """
 
-    def select(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (hidden,) = arguments
-        return (hidden[:, :-1][mask[:, 1:]][None],)
+    def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (select(inputs[0])[None],)
 
     # Before the head rather than around it: what a model does to its logits after the head still happens.
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    handle = head.register_forward_pre_hook(select)
+    handle = head.register_forward_pre_hook(before)
     try:
-        return model(input_ids=ids, use_cache=False).logits[0]
+        return model(input_ids=ids, use_cache=False, **arguments).logits[0]
     finally:
         handle.remove()

@@ -109,16 +109,16 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         evaluation = f"every {config.eval.every} steps, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
-    tasks = config.tasks.path or f"{config.tasks.train} built-in desk tasks, level {config.tasks.level}"
+    tasks = config.tasks.path or f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
     engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
     if config.engine.kind == "endpoint":
         engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
-    policy = config.model.path or f"the tiny policy of the cold start (cached in {config.coldstart.cache})"
+    policy = config.model.path or f"the tiny policy of the cold start ({config.coldstart.kind}; kept in a cache)"
     return "\n".join(
         [
             f"policy      {policy}",
             f"tasks       {tasks}",
-            f"harness     {config.harness.name}, at most {config.harness.max_turns} turns",
+            "harness     " + ("each task in each of " if config.mix else "") + ", ".join(config.harnesses),
             f"engine      {engine}",
             f"sandbox     {backend}, {config.sandbox.actors} x {config.sandbox.concurrency} at a time",
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
@@ -184,7 +184,8 @@ def check(config: RunConfig) -> str:
     from envs.tasks import clawgym
 
     try:
-        harness(config.harness)
+        for one in config.harnesses.values():
+            harness(one)
         if config.tasks.path is not None:
             clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad)
     except ValueError as error:
@@ -264,11 +265,13 @@ async def _run(config: RunConfig, folder: Path, sets: Any, model: Path, resume: 
 def _policy(config: RunConfig, display: Any) -> Path:
     if config.model.path is not None:
         return config.model.path
+    seed = config.seed if config.coldstart.seed is None else config.coldstart.seed
+    cache = config.coldstart.cache.expanduser()
+    if config.coldstart.kind == "primer":
+        return _primer(config, cache, seed, display)
     from algos.coldstart import ColdstartError, coldstart
     from envs.sandbox.create import chosen
 
-    seed = config.seed if config.coldstart.seed is None else config.coldstart.seed
-    cache = config.coldstart.cache.expanduser()
     display.note("the tiny policy of the cold start")
     told = False
 
@@ -284,6 +287,16 @@ def _policy(config: RunConfig, display: Any) -> Path:
     try:
         return coldstart(cache, seed, progress=display.note, tick=tick, backend=chosen(config.sandbox))
     except ColdstartError as error:
+        raise RunError(str(error)) from None
+
+
+def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:
+    from algos.primer import primer
+
+    display.note("the tiny policy on the Qwen3 vocabulary")
+    try:
+        return primer(cache, [one.name for one in config.harnesses.values()], seed, display.note)
+    except (RuntimeError, ValueError) as error:
         raise RunError(str(error)) from None
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from algos.batching import Sample, micro_batches
-from algos.logprobs import selected_logits, token_entropies, token_logprobs
+from algos.batching import Layout, Sample, micro_batches
+from algos.logprobs import token_entropies, token_logprobs
 from algos.losses import policy_loss
 
 
@@ -28,7 +28,8 @@ class LossSettings:
     clip_high: float = 0.28
     tis_cap: float | None = 2.0
     max_tokens: int = 16384
-    """Padded tokens of a micro-batch."""
+    """Tokens that one micro-batch computes."""
+    layout: Layout = "auto"
 
 
 @dataclass(slots=True)
@@ -47,27 +48,31 @@ class Pass:
 
 
 @torch.no_grad()
-def with_old(model: nn.Module, samples: Sequence[Sample], max_tokens: int) -> tuple[list[Sample], Tensor]:
-    """The samples with ``old`` under the present weights, in the same order, and all entropies [sum of N]."""
+def with_old(
+    model: nn.Module, samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto"
+) -> tuple[list[Sample], Tensor, int]:
+    """The samples with ``old`` under the present weights, in their order; all entropies [sum of N]; tokens computed."""
     place = {id(sample): i for i, sample in enumerate(samples)}
     filled: list[Sample] = list(samples)
     entropies = []
-    for batch in micro_batches(samples, max_tokens):
-        logits, temperature = selected_logits(model, batch.ids, batch.mask), batch.gather("temperature")
+    computed = 0
+    for batch in micro_batches(samples, max_tokens, layout):
+        computed += batch.computed
+        logits, temperature = batch.logits(model), batch.gather("temperature")
         old = token_logprobs(logits, batch.gather("targets"), temperature)
         entropies.append(token_entropies(logits, temperature))
         for before, after in zip(batch.samples, batch.with_old(old), strict=True):
             filled[place[id(before)]] = after
-    return filled, torch.cat(entropies) if entropies else torch.empty(0)
+    return filled, torch.cat(entropies) if entropies else torch.empty(0), computed
 
 
 def accumulate(model: nn.Module, samples: Sequence[Sample], settings: LossSettings) -> Pass:
     """Add the policy loss's gradient over ``samples``, which have ``old``, to the parameters' ``grad``."""
     result = Pass(tokens=sum(len(sample.targets) for sample in samples))
     moving = [sample for sample in samples if sample.advantages.any()]
-    for batch in micro_batches(moving, settings.max_tokens):
+    for batch in micro_batches(moving, settings.max_tokens, settings.layout):
         began = time.perf_counter()
-        logits = selected_logits(model, batch.ids, batch.mask)
+        logits = batch.logits(model)
         theta = token_logprobs(logits, batch.gather("targets"), batch.gather("temperature"))
         old, advantages = batch.gather("old"), batch.gather("advantages")
         loss = policy_loss(

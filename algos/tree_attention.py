@@ -85,15 +85,22 @@ def use(model: PreTrainedModel) -> Iterator[None]:
 
 
 def refuse(model: PreTrainedModel) -> None:
-    """Raise ``ValueError`` where a layer looks at a window or keeps a running state instead of its whole past."""
+    """Raise ``ValueError`` for a model that is ``unfit``."""
+    if fault := unfit(model):
+        raise ValueError(
+            f"{type(model).__name__}: got {fault}, expected full attention everywhere: a token of a tree must see its "
+            "whole path; train this model on paths instead (learner.layout=paths)"
+        )
+
+
+def unfit(model: PreTrainedModel) -> str:
+    """Why a model cannot compute trees: a layer looks at a window or keeps a running state; empty where it can."""
     config = model.config
+    if not getattr(model, "_supports_attention_backend", False):
+        return "an attention that cannot be replaced"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds != {"full_attention"} or window is not None:
-        raise ValueError(
-            f"{type(model).__name__}: got layers {sorted(kinds)} and sliding window {window}, expected full attention "
-            "everywhere: a token of a tree must see its whole path; train this model on paths instead"
-        )
+    return "" if kinds == {"full_attention"} and window is None else f"layers {sorted(kinds)}, sliding window {window}"
 
 
 def tree_attention(

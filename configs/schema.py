@@ -27,8 +27,13 @@ class ModelConfig(Config):
 
 
 class ColdstartConfig(Config):
-    """The tiny policy that the quickstart begins with."""
+    """The tiny policy that a run begins with where no model is named."""
 
+    kind: Literal["desk", "primer"] = Field(
+        "desk",
+        description="desk: imitates a faulty expert at the desk tasks. primer: on the Qwen3 vocabulary, knows the form "
+        "of the harnesses' shell calls and nothing else, for tasks.builtin=word.",
+    )
     cache: Path = Field(
         Path("~/.cache/reins/coldstart"), description="Where finished cold starts are kept and found again."
     )
@@ -38,8 +43,9 @@ class ColdstartConfig(Config):
 class TasksConfig(Config):
     """What is practised."""
 
-    path: Path | None = Field(
-        None, description="Folder of task folders in the ClawGym format; none: the built-in desk tasks."
+    path: Path | None = Field(None, description="Folder of task folders in the ClawGym format; none: built-in tasks.")
+    builtin: Literal["desk", "word"] = Field(
+        "desk", description="Which built-in tasks: small file work, or one word to be written into a file."
     )
     skip_bad: bool = Field(False, description="Leave broken task folders out instead of stopping.")
     limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
@@ -48,7 +54,7 @@ class TasksConfig(Config):
     )
     families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
     level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")
-    train: int = Field(512, ge=1, description="Desk tasks: number of training tasks.")
+    train: int = Field(512, ge=1, description="Built-in tasks: number to practise on.")
     partial_credit: bool = Field(False, description="Desk tasks: fractions instead of all or nothing.")
 
 
@@ -78,6 +84,13 @@ class SandboxConfig(Config):
     memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
     file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    idle_s: float | None = Field(
+        None, gt=0, description="Seconds without a model call and without output after which a harness is ended."
+    )
+    output_mb: int = Field(64, ge=1, description="MiB that a harness may print; its ends are kept, the rest is not.")
+    disk_mb: int = Field(
+        2048, ge=1, description="MiB of disk that workspace, home and /tmp of a sandbox may take together."
+    )
     grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
     retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
 
@@ -86,9 +99,55 @@ class HarnessConfig(Config):
     """The layer between the policy and the workspace."""
 
     name: str = Field("agent_loop", description="Which harness; see `python -m envs.harnesses`.")
+    label: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="What groups, logs and metrics call it; none: its name.",
+    )
     max_turns: int = Field(8, ge=1, description="Model calls after which the loop gives up.")
     command_s: float = Field(10.0, gt=0, description="Wall seconds of one command of the agent.")
     observation_chars: int = Field(8000, ge=100, description="Longest tool result; the middle is cut.")
+    argv: list[str] = Field(
+        [],
+        description="name=command: the program and its arguments, in which {instruction}, {base_url}, {key}, {model}, "
+        "{context}, {max_turns}, {workspace}, {home}, {python} and {mounts.NAME} are filled in; {{ and }} are braces.",
+    )
+    env: dict[str, str] = Field(
+        {}, description="name=command: environment variables besides PATH, HOME and LANG; filled in as argv."
+    )
+    files: dict[str, str] = Field(
+        {}, description="name=command: files to write, by their path below the home; contents filled in as argv."
+    )
+    mounts: dict[str, Path] = Field(
+        {}, description="name=command: files and folders of this machine to show read-only, each by a NAME of its own."
+    )
+    done_codes: list[int] = Field(
+        [0], min_length=1, description="name=command: exit codes that mean that the harness came to its own end."
+    )
+    max_turns_codes: list[int] = Field(
+        [],
+        description="name=command: exit codes that mean that it gave up at a limit of its own; any other is an error.",
+    )
+
+    @model_validator(mode="after")
+    def _only_of_command(self) -> HarnessConfig:
+        own = {"argv", "env", "files", "mounts", "done_codes", "max_turns_codes"}
+        if self.name != "command" and (given := sorted(own & {n for n in own if getattr(self, n) != _default(n)})):
+            raise ValueError(f"{', '.join(given)}: got a setting that only harness.name=command has; leave it out")
+        if self.name == "command" and not self.argv:
+            raise ValueError("argv: got none, expected the program to start and its arguments (harness.name=command)")
+        if both := sorted(set(self.done_codes) & set(self.max_turns_codes)):
+            raise ValueError(f"done_codes, max_turns_codes: got {both[0]} in both, expected one meaning for a code")
+        return self
+
+    @property
+    def known_as(self) -> str:
+        """The label, or the name where there is none."""
+        return self.label or self.name
+
+
+def _default(name: str) -> object:
+    return HarnessConfig.model_fields[name].get_default(call_default_factory=True)
 
 
 class SGLangConfig(Config):
@@ -196,6 +255,9 @@ class RewardConfig(Config):
     clean_end: bool = Field(
         True, description="0 when the last answer was cut or could not be parsed, whatever the grader says."
     )
+    flags: bool = Field(
+        True, description="Note in an episode's record what in it is suspicious; never changes the reward."
+    )
 
 
 class EvalConfig(Config):
@@ -235,6 +297,9 @@ class RunConfig(Config):
     tasks: TasksConfig = Field(default_factory=lambda: TasksConfig())
     sandbox: SandboxConfig = Field(default_factory=lambda: SandboxConfig())
     harness: HarnessConfig = Field(default_factory=lambda: HarnessConfig())
+    mix: list[HarnessConfig] = Field(
+        [], description="Several harnesses in place of `harness`: every task is done in each, in groups of their own."
+    )
     proxy: ProxyConfig = Field(default_factory=lambda: ProxyConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     update: UpdateConfig = Field(default_factory=lambda: UpdateConfig())
@@ -247,8 +312,17 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
     wandb: WandbConfig = Field(default_factory=lambda: WandbConfig())
 
+    @property
+    def harnesses(self) -> dict[str, HarnessConfig]:
+        """Those of the run by what logs call them: those of ``mix``, or the one of ``harness``."""
+        return {one.known_as: one for one in self.mix or [self.harness]}
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        if len(self.harnesses) < len(self.mix):
+            raise ValueError(
+                f"mix: got {[one.known_as for one in self.mix]}, expected a label for each that tells it apart"
+            )
         if self.learner.minibatches > self.rollout.groups * self.rollout.group_size:
             raise ValueError(
                 f"learner.minibatches: got {self.learner.minibatches}, expected at most rollout.groups * "

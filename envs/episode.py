@@ -49,3 +49,5 @@ class EpisodeOutcome:
     """Wall seconds by stage: ``create``, ``run``, ``grade``, ``destroy``."""
     log: str = ""
     """The tail of the harness's output, for people."""
+    flags: tuple[str, ...] = ()
+    """What a second look found suspicious, in words; see ``envs.sandbox.flags``."""

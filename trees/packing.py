@@ -1,10 +1,9 @@
-"""Trees to sequences for a trainer that computes shared tokens once.
+"""Paths of trees to packs for a trainer that computes shared tokens once.
 
-Invariant: in every pack the tokens before a token on its path are exactly what the policy saw before it; every
-trained token of every tree is a target in exactly one pack, and targets of different episodes stay apart even where
-their tokens are the same.
+Invariant: every sequence is in exactly one pack, whole; a beginning that sequences of a pack share is there once, and
+the tokens before a token on its path are exactly those of its sequence.
 
-A pack is a forest of paths in depth-first order. Token ``k`` is on the path of token ``q`` exactly when
+A pack holds its sequences in depth-first order. Token ``k`` is on the path of token ``q`` exactly when
 ``k <= q < reach[k]``, which is all that an attention mask has to know.
 """
 
@@ -16,35 +15,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trees.build import common
-from trees.credit import AuxCredit
-from trees.linearise import Path, linearise
-from trees.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """N tokens that are computed at once, M of them targets."""
+    """N tokens of several sequences that are computed at once; a beginning that sequences share is there once."""
 
     ids: np.ndarray
     """int32 [N]."""
     positions: np.ndarray
-    """int32 [N]: of each token on its path, from 0."""
+    """int32 [N]: of each token in its sequence, from 0."""
     before: np.ndarray
-    """int32 [N]: the token before it on its path, whose logits predict it; -1 for a first token."""
+    """int32 [N]: the token before it in its sequence, whose logits predict it; -1 for a first token."""
     reach: np.ndarray
-    """int32 [N]: one past the last token whose path it is on."""
-    targets: np.ndarray
-    """int32 [M]: which tokens are trained. One may stand here several times, for several episodes."""
-    episodes: np.ndarray
-    """int32 [M]: the tree that each target is of, by its place among those given."""
-    logprobs: np.ndarray
-    """float32 [M]: the engine's."""
-    versions: np.ndarray
-    """int32 [M]."""
-    temperature: np.ndarray
-    """float32 [M]."""
-    credit: np.ndarray
-    """float32 [M]: share of the episode's advantage."""
+    """int32 [N]: one past the last token whose sequence it is in."""
+    members: tuple[int, ...]
+    """The sequences, by their place among those given."""
+    places: tuple[np.ndarray, ...]
+    """int64 [T] of each member: where its tokens are."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,26 +55,26 @@ class _Run:
     order: int = -1
 
 
-def pack(trees: Sequence[Tree], max_tokens: int, aux_credit: AuxCredit = "outcome") -> list[Pack]:
-    """The trained paths of ``trees`` in packs of at most ``max_tokens`` tokens; a longer path has one of its own.
+def pack(sequences: Sequence[np.ndarray], max_tokens: int) -> list[Pack]:
+    """Sequences (int [T] each, T at least 1) in packs of at most ``max_tokens`` tokens; a longer one is alone.
 
-    Trees of one group share their prompt, so give a group at a time, or all groups of a step. Raises ``ValueError``
-    for ``max_tokens`` below 1, and as ``trees.credit`` does.
+    Those of one group share their prompt, so give a group at a time, or all groups of a step.
+
+    Raises ``ValueError`` for ``max_tokens`` below 1.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens: got {max_tokens}, expected at least 1")
     root = _Run(np.zeros(0, np.int32), 0, None)
-    paths = [(episode, path) for episode, tree in enumerate(trees) for path in linearise(tree, aux_credit)]
-    for _, path in paths:
-        _insert(root, path.ids)
+    for ids in sequences:
+        _insert(root, ids)
     _number(root)
-    routes = [(_route(root, path.ids), episode, path) for episode, path in paths]
-    routes.sort(key=lambda route: (route[0][-1].order, route[1], route[2].leaf))
+    routes = [(_route(root, ids), member) for member, ids in enumerate(sequences)]
+    routes.sort(key=lambda route: (route[0][-1].order, route[1]))
     return [_laid_out(share) for share in _shares(routes, max_tokens)]
 
 
-Route = tuple[list[_Run], int, Path]
-"""The runs of a path from the first on, its episode, and the path."""
+Route = tuple[list[_Run], int]
+"""The runs of a sequence from the first on, and its place among those given."""
 
 
 def _insert(root: _Run, ids: np.ndarray) -> None:
@@ -135,7 +123,7 @@ def _shares(routes: Sequence[Route], max_tokens: int) -> Iterator[list[Route]]:
         if share and size + new > max_tokens:
             yield share
             share, held, size = [], set(), 0
-            new = len(route[2].ids)
+            new = sum(len(run.ids) for run in route[0])
         share.append(route)
         held.update(run.order for run in route[0])
         size += new
@@ -148,7 +136,7 @@ def _laid_out(share: Sequence[Route]) -> Pack:
     reach: dict[int, int] = {}
     runs: list[_Run] = []
     size = 0
-    for route, _, _ in share:
+    for route, _ in share:
         for run in route:
             if run.order not in start:
                 start[run.order] = size
@@ -156,20 +144,15 @@ def _laid_out(share: Sequence[Route]) -> Pack:
                 size += len(run.ids)
         for run in route:
             reach[run.order] = size
-    before = [_predecessors(run, start) for run in runs]
-    targets = [np.concatenate([start[run.order] + np.arange(len(run.ids)) for run in route]) for route, _, _ in share]
-    trained = [path.loss_mask for _, _, path in share]
     return Pack(
         ids=_joined([run.ids for run in runs], np.int32),
         positions=_joined([np.arange(run.depth, run.depth + len(run.ids)) for run in runs], np.int32),
-        before=_joined(before, np.int32),
+        before=_joined([_predecessors(run, start) for run in runs], np.int32),
         reach=_joined([np.full(len(run.ids), reach[run.order]) for run in runs], np.int32),
-        targets=_joined([places[mask] for places, mask in zip(targets, trained, strict=True)], np.int32),
-        episodes=_joined([np.full(int(path.loss_mask.sum()), episode) for _, episode, path in share], np.int32),
-        logprobs=_joined([path.logprobs[path.loss_mask] for _, _, path in share], np.float32),
-        versions=_joined([path.versions[path.loss_mask] for _, _, path in share], np.int32),
-        temperature=_joined([path.temperature[path.loss_mask] for _, _, path in share], np.float32),
-        credit=_joined([path.credit[path.loss_mask] for _, _, path in share], np.float32),
+        members=tuple(member for _, member in share),
+        places=tuple(
+            np.concatenate([start[run.order] + np.arange(len(run.ids)) for run in route]) for route, _ in share
+        ),
     )
 
 

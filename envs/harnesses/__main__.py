@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
+from configs.loader import ConfigError, load
 from configs.schema import HarnessConfig
+from envs.harnesses.check import check_harness
 from envs.harnesses.external.adapters import ADAPTERS
 from envs.harnesses.external.install import InstallError, install, version
 from envs.harnesses.external.releases import FOLDER_VARIABLE, missing, releases, root
-from envs.harnesses.registry import HARNESSES
+from envs.harnesses.registry import HARNESSES, harness
+from envs.sandbox.base import Limits, SandboxError
+from envs.sandbox.create import Backend
 
 _EXAMPLES = f"""examples:
   python -m envs.harnesses                        what there is, and what of it is installed
   python -m envs.harnesses install                install all, in the versions of versions.json
   python -m envs.harnesses install codex --into D  install one of them under the folder D
   python -m envs.harnesses check codex            start it once and compare its version
+  python -m envs.harnesses check codex --episode  run it against a scripted model API: does its adapter keep its word?
+  python -m envs.harnesses check command --episode --config my.yaml    the same for a harness given in settings
 
 The folder is that of --into, else of the environment variable {FOLDER_VARIABLE}, else ~/.cache/reins/harnesses.
 """
@@ -64,6 +73,26 @@ def _check(names: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def _check_episode(names: Sequence[str], backend: Backend, path: Path | None, wall_s: float) -> int:
+    """Run the contract of each adapter for real; 1 where one breaks it."""
+    failed = 0
+    for name in names:
+        try:
+            given = load(path).harness if path is not None else HarnessConfig()
+            config = given if given.name == name else HarnessConfig(name=name)
+            with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
+                limits = Limits(wall_s=wall_s, cpu_s=wall_s, memory_mb=4096)
+                findings = asyncio.run(check_harness(harness(config), Path(root), backend, limits))
+        except (ConfigError, ValueError, SandboxError) as error:
+            print(f"FAILS  {name} cannot be started: {error}")
+            failed += 1
+            continue
+        print(name)
+        print("\n".join(map(str, findings)), flush=True)
+        failed += any(finding.broken for finding in findings)
+    return 1 if failed else 0
+
+
 def _differs(got: str, expected: str) -> str:
     return "" if expected in got else f"says that it is {got!r}, expected {expected}"
 
@@ -77,20 +106,29 @@ def main() -> int:
     )
     parser.set_defaults(into=None)
     commands = parser.add_subparsers(dest="command")
-    for name, words in (("install", "install programs"), ("check", "start what is installed, compare versions")):
+    for name, words in (("install", "install programs"), ("check", "start what is installed, or run whole episodes")):
         command = commands.add_parser(name, help=words)
         command.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(ADAPTERS)}; none: all")
         command.add_argument("--into", type=Path, metavar="FOLDER", help="where programs are installed")
         if name == "install":
             command.add_argument("--again", action="store_true", help="replace what is there")
+        else:
+            command.add_argument("--episode", action="store_true", help="run it against a scripted model API")
+            command.add_argument("--config", type=Path, metavar="FILE", help="settings whose `harness` is taken")
+            command.add_argument("--backend", choices=get_args(Backend), default="auto", help="the sandbox")
+            command.add_argument("--wall-s", type=float, default=120.0, metavar="S", help="longest run, in seconds")
     arguments = parser.parse_args()
     if arguments.into is not None:
         os.environ[FOLDER_VARIABLE] = os.fspath(arguments.into)
     if arguments.command is None:
         return _list()
+    episode = arguments.command == "check" and arguments.episode
+    known = HARNESSES if episode else ADAPTERS
     names = arguments.names or list(ADAPTERS)
-    if unknown := sorted(set(names) - set(ADAPTERS)):
-        parser.error(f"unknown harness {unknown[0]!r}: expected some of {', '.join(ADAPTERS)}")
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"unknown harness {unknown[0]!r}: expected some of {', '.join(known)}")
+    if episode:
+        return _check_episode(names, arguments.backend, arguments.config, arguments.wall_s)
     return _install(names, arguments.again) if arguments.command == "install" else _check(names)
 
 

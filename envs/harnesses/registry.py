@@ -10,6 +10,7 @@ from collections.abc import Callable
 from configs.schema import HarnessConfig
 from envs.harnesses.agent_loop_adapter import AgentLoop
 from envs.harnesses.base import Harness
+from envs.harnesses.command import CommandHarness
 from envs.harnesses.external.adapters import ADAPTERS
 
 
@@ -19,6 +20,7 @@ def _without_settings(make: Callable[[], Harness]) -> Callable[[HarnessConfig], 
 
 HARNESSES: dict[str, Callable[[HarnessConfig], Harness]] = {
     "agent_loop": lambda config: AgentLoop(config.max_turns, config.command_s, config.observation_chars),
+    "command": CommandHarness,
     **{name: _without_settings(make) for name, make in ADAPTERS.items()},
 }
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs.sandbox.base import SandboxError
-from envs.sandbox.check import check
+from envs.sandbox.check import check_sandbox
 from envs.sandbox.create import unavailable
 from envs.sandbox.engine import unreachable
 from envs.sandbox.gc import gc, gc_containers
@@ -35,7 +35,7 @@ def _check(backend: str) -> int:
         print(f"backend {chosen}" + (f" ({unavailable()})" if unavailable() else ""))
     with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
         try:
-            results = asyncio.run(check(chosen, Path(root)))  # type: ignore[arg-type]
+            results = asyncio.run(check_sandbox(chosen, Path(root)))  # type: ignore[arg-type]
         except SandboxError as error:
             print(f"FAILS  the backend {chosen} cannot be used: {error}")
             return 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
+
+from envs.sandbox.base import Meter
 
 T = TypeVar("T")
 
@@ -43,9 +46,10 @@ async def readable(fd: int) -> None:
 
 
 class Kept:
-    """At most ``bound`` bytes of an output: the head and the tail."""
+    """At most ``bound`` bytes of an output: the head and the tail. ``meter`` counts them all."""
 
     def __init__(self, bound: int) -> None:
+        self.meter: Meter | None = None
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bound = bound // 2
@@ -53,6 +57,9 @@ class Kept:
         self._dropped = 0
 
     def add(self, chunk: bytes) -> None:
+        if self.meter is not None:
+            self.meter.output_bytes += len(chunk)
+            self.meter.last = time.monotonic()
         room = self._head_bound - len(self._head)
         if room > 0:
             self._head += chunk[:room]
@@ -75,11 +82,11 @@ class Kept:
 
 
 class PipeReader:
-    """Reads a pipe to its end and keeps at most ``bound`` bytes of it."""
+    """Reads a pipe to its end into ``kept``."""
 
     def __init__(self, fd: int, bound: int) -> None:
         self._fd = fd
-        self._kept = Kept(bound)
+        self.kept = Kept(bound)
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         os.set_blocking(fd, False)
@@ -91,7 +98,7 @@ class PipeReader:
         except BlockingIOError:
             return
         if chunk:
-            self._kept.add(chunk)
+            self.kept.add(chunk)
         else:
             self.close()
 
@@ -104,6 +111,3 @@ class PipeReader:
     async def end(self) -> None:
         """Wait until every writer is gone."""
         await asyncio.wait([self._ended])
-
-    def value(self) -> tuple[bytes, bool]:
-        return self._kept.value()

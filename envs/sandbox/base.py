@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +53,16 @@ class Finished:
     truncated_output: bool = False
 
 
+@dataclass(slots=True)
+class Meter:
+    """What a running command has printed so far; whoever starts the command keeps it up to date."""
+
+    output_bytes: int = 0
+    """Of both streams, also what is thrown away."""
+    last: float = field(default_factory=time.monotonic)
+    """When the newest byte came, by the monotonic clock; before the first one, when the meter was made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """What to run inside: ``argv`` is seen from inside, ``env`` is the whole environment."""
@@ -60,6 +71,8 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    meter: Meter | None = None
+    """Told of the output while it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,11 @@ class Sandbox(Protocol):
     """A Python interpreter (3.9 or newer) as a process inside starts it."""
     relay_port: int
     """Where a relay listens on the loopback address inside; 0 lets the kernel choose."""
+
+    @property
+    def writable(self) -> tuple[Path, ...]:
+        """The folders on the host that processes inside can write to, the workspace first."""
+        ...
 
     @property
     def inside_workspace(self) -> str:

@@ -103,7 +103,7 @@ _CHECKS: dict[str, Callable[[Sandbox], Awaitable[str]]] = {
 }
 
 
-async def check(backend: Backend, root: Path) -> list[tuple[str, str]]:
+async def check_sandbox(backend: Backend, root: Path) -> list[tuple[str, str]]:
     """Each promise, and what is wrong with it (empty: kept). Raises SandboxError without the backend."""
     results = []
     for number, (name, one) in enumerate(_CHECKS.items()):

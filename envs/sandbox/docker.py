@@ -34,7 +34,7 @@ import docker.types
 from docker.errors import APIError, NotFound
 
 from envs.sandbox.aio import Kept, uninterrupted
-from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Mount, SandboxError
+from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Meter, Mount, SandboxError
 from envs.sandbox.bubblewrap import HOME, HOSTNAME, RELAY_PORT, _uid
 from envs.sandbox.engine import Image, asking, connect, labels, look_at, remove
 from envs.sandbox.room import Room
@@ -62,10 +62,12 @@ async def _call(function: Callable[..., T], *arguments: Any) -> T:
 class _Output:
     """What a container writes, read from the engine's connection until that closes: frames of either stream."""
 
-    def __init__(self, connection: Any, bound: int) -> None:
+    def __init__(self, connection: Any, bound: int, meter: Meter | None = None) -> None:
         self._connection = connection
         self._fd = connection.fileno()
         self._streams = {1: Kept(bound // 2), 2: Kept(bound - bound // 2)}
+        for kept in self._streams.values():
+            kept.meter = meter
         self._header = b""
         self._stream, self._left = 1, 0
         self._loop = asyncio.get_running_loop()
@@ -116,9 +118,9 @@ class _Output:
 class _Running:
     """One command in its container."""
 
-    def __init__(self, name: str, bound: int) -> None:
+    def __init__(self, name: str, command: Command) -> None:
         self.name = name
-        self._bound = bound
+        self._command = command
         self._client: Any = None
         self._output: _Output | None = None
         self._started = 0.0
@@ -127,7 +129,7 @@ class _Running:
 
     async def begin(self, ask: Callable[[Any], dict[str, Any]]) -> None:
         """Make the container, listen to it, start it. ``ask`` gives the engine's description of it."""
-        self._output = _Output(await _call(self._make, ask), self._bound)
+        self._output = _Output(await _call(self._make, ask), self._command.limits.output_bytes, self._command.meter)
         if self._killed:
             return
         await _call(self._start)
@@ -324,7 +326,7 @@ class Docker(Room):
         if self._running is not None:
             raise SandboxError(f"sandbox {self.label!r}: one command at a time; one is still running")
         name = f"reins-{self.label[:80]}-{uuid.uuid4().hex[:12]}"
-        running = self._running = _Running(name, command.limits.output_bytes)
+        running = self._running = _Running(name, command)
         try:
             await uninterrupted(running.begin(lambda client: self._container(client, command)))
             in_time = await running.within(command.limits.wall_s)

@@ -19,7 +19,9 @@ from envs.sandbox.base import SandboxError, WorkspaceTooLarge
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a copy may hold at most. ``total_bytes`` counts apparent sizes: a sparse file counts in full."""
+    """What a copy may hold at most. ``total_bytes`` counts apparent sizes: a sparse file counts in full;
+    ``path_bytes`` counts from the copied folder on.
+    """
 
     total_bytes: int = 512 << 20
     entries: int = 100_000
@@ -52,6 +54,8 @@ def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os
     """Every entry below ``source``, its place below ``target`` and its status, folders before contents."""
     found = []
     total = 0
+    # Below the folder: where the copy lies must not decide whether it is too long.
+    above = len(os.fsencode(target)) + 1
     pending = [(os.fspath(source), os.fspath(target))]
     while pending:
         folder, copy = pending.pop()
@@ -68,7 +72,7 @@ def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.entries} files and folders")
                 if total > bounds.total_bytes:
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.total_bytes} bytes")
-                if len(os.fsencode(there)) > bounds.path_bytes:
+                if len(os.fsencode(there)) - above > bounds.path_bytes:
                     raise WorkspaceTooLarge(f"a path in the workspace is longer than {bounds.path_bytes} bytes")
     return found
 

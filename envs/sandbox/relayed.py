@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.sandbox.base import Command, Mount, Sandbox
@@ -15,6 +16,28 @@ starts."""
 
 _PROGRAM = Path(__file__).with_name("relay.py")
 _SOCKETS = "/run/model-api"
+_LIST = rb"\(([\w.,/-]*)\)"
+_END = re.compile(
+    rb"^relay: at the end: processes=(\d+) " + _LIST + rb" unrouted=(\d+) lookups=(\d+) files=\d+ " + _LIST + rb"$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leavings:
+    """What the relay saw when its command had ended. The command can forge it: a hint, never a proof."""
+
+    processes: int = 0
+    names: tuple[str, ...] = ()
+    """Of the first few of those processes."""
+    unrouted: int = 0
+    """How often something was sent to where no network leads."""
+    lookups: int = 0
+    """Questions for the address of a name, repetitions counted; of programs that ask by themselves, since the C
+    library asks no server where the sandbox's ``nsswitch.conf`` names none.
+    """
+    files: tuple[str, ...] = ()
+    """Files and folders that lay directly in the temporary folders; characters that are unusual in paths as ``_``."""
 
 
 def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
@@ -42,3 +65,18 @@ def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
         str(sandbox.relay_port),
     )
     return replace(command, argv=(*relay, *command.argv), mounts=(*command.mounts, shown, doors))
+
+
+def leavings(stderr: bytes) -> Leavings:
+    """What the relay told at the end of its standard error; nothing where there was nothing to tell, or no relay
+    with namespaces of its own.
+    """
+    told = _END.findall(stderr)
+    if not told:
+        return Leavings()
+    processes, names, unrouted, lookups, files = told[-1]
+    return Leavings(int(processes), _listed(names), int(unrouted), int(lookups), _listed(files))
+
+
+def _listed(names: bytes) -> tuple[str, ...]:
+    return tuple(filter(None, names.decode().split(",")))

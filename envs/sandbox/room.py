@@ -60,6 +60,12 @@ class Room(ABC):
         else:
             copy_tree(input_files, self.workspace, self.uid)
 
+    @property
+    def writable(self) -> tuple[Path, ...]:
+        folders = (self.workspace, self.home, self.tmp, self.shm)
+        # A backend may keep some of them elsewhere than on the disk.
+        return tuple(folder for folder in folders if folder.is_dir())
+
     def make(self, folder: Path) -> None:
         folder.mkdir()
         if self.uid is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from envs.sandbox.aio import PipeReader, readable
-from envs.sandbox.base import Command, Finished
+from envs.sandbox.base import Command, Finished, Meter
 
 
 class Child:
@@ -51,6 +51,10 @@ class Child:
         self._out = PipeReader(out, bound // 2)
         self._err = PipeReader(err, bound - bound // 2)
 
+    def measure(self, meter: Meter | None) -> None:
+        """Keep ``meter`` up to date from here on."""
+        self._out.kept.meter = self._err.kept.meter = meter
+
     async def gone(self) -> int:
         """Wait for the program itself; its exit code, or minus the signal that ended it."""
         if self.process.returncode is None:
@@ -62,13 +66,14 @@ class Child:
         await self._out.end()
         await self._err.end()
         os.close(self.pidfd)
-        stdout, cut_out = self._out.value()
-        stderr, cut_err = self._err.value()
+        stdout, cut_out = self._out.kept.value()
+        stderr, cut_err = self._err.kept.value()
         return Finished(code, stdout, stderr, time.monotonic() - self.started, cut_out or cut_err)
 
 
 async def within(child: Child, command: Command) -> int | None:
     """The program's exit code, or None when the wall limit came first."""
+    child.measure(command.meter)
     left = command.limits.wall_s - (time.monotonic() - child.started)
     try:
         return await asyncio.wait_for(child.gone(), max(0.0, left))

@@ -1,6 +1,6 @@
 """Task folders in the ClawGym format: read with errors that name file, line and field, and written.
 
-    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata"}
+    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets"}
     <task>/input_files/      the workspace at the start (may be missing)
     <task>/reward/reward.sh  the grader: the last line of its output is the score
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def _field(path: Path, text: str, entry: dict[str, Any], name: str, kind: type, 
     return value
 
 
-_KINDS: dict[type, str] = {str: "a text", dict: "an object"}
+_KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list"}
+GRADER_GETS = ("final_message", "transcript")
 
 
 def read(folder: Path) -> Task:
@@ -92,6 +94,10 @@ def read(folder: Path) -> Task:
         line = _line_of(text, "input_mount_dir")
         raise TaskError([f"{path}:{line}: field 'input_mount_dir' is {mount_dir!r}; {fault}"])
     metadata = _field(path, text, entry, "metadata", dict, {})
+    grader_gets = _field(path, text, entry, "grader_gets", list, [])
+    if unknown := [name for name in grader_gets if name not in GRADER_GETS]:
+        line = _line_of(text, "grader_gets")
+        raise TaskError([f"{path}:{line}: field 'grader_gets': got {unknown[0]!r}, expected some of {GRADER_GETS}"])
     if any("\ud800" <= character <= "\udfff" for character in instruction):
         raise TaskError([f"{path}:{_line_of(text, 'user_query')}: field 'user_query' holds half a surrogate pair"])
     grader = folder / "reward" / "reward.sh"
@@ -101,23 +107,27 @@ def read(folder: Path) -> Task:
     if inputs.is_symlink() or (inputs.exists() and not inputs.is_dir()):
         raise TaskError([f"{inputs}: expected a folder, not a link"])
     plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
-    return Task(task_id, instruction, folder, mount_dir, plain)
+    return Task(task_id, instruction, folder, mount_dir, plain, tuple(dict.fromkeys(grader_gets)))
+
+
+def folders(path: Path) -> list[Path]:
+    """The task folders directly under ``path``, or ``path`` itself if it is one. Raises TaskError without any."""
+    if not path.is_dir():
+        raise TaskError([f"{path}: no such folder; expected one that holds task folders"])
+    if (path / ENTRY).exists():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
+        raise TaskError([f"{path}: holds no task folders; expected folders with a {ENTRY} each"])
+    return found
 
 
 def scan(path: Path) -> Loaded:
     """Every task folder directly under ``path`` in the order of their names, sound or not."""
-    if not path.is_dir():
-        raise TaskError([f"{path}: no such folder; expected one that holds task folders"])
-    if (path / ENTRY).exists():
-        folders = [path]
-    else:
-        folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not folders:
-        raise TaskError([f"{path}: holds no task folders; expected folders with a {ENTRY} each"])
     tasks: list[Task] = []
     faults: list[str] = []
     seen: dict[str, Path] = {}
-    for folder in folders:
+    for folder in folders(path):
         try:
             task = read(folder.resolve())
         except TaskError as error:
@@ -150,6 +160,7 @@ def write(
     reward: dict[str, str | bytes],
     metadata: dict[str, str | int | float | bool],
     mount_dir: str = MOUNT_DIR,
+    grader_gets: Sequence[str] = (),
 ) -> Task:
     """Write one task folder, replacing one that is there.
 
@@ -159,12 +170,14 @@ def write(
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    entry = {
+    entry: dict[str, Any] = {
         "task_id": task_id,
         "user_query": instruction,
         "input_mount_dir": mount_dir,
         "metadata": metadata,
     }
+    if grader_gets:
+        entry["grader_gets"] = list(grader_gets)
     (folder / ENTRY).write_text(json.dumps(entry, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for below, files in (("input_files", inputs), ("reward", reward)):
         for name, content in files.items():

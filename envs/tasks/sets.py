@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import EvalConfig, TasksConfig
-from envs.tasks import clawgym, desk
+from envs.tasks import clawgym, desk, word
 from envs.tasks.task import Task
 
 
@@ -24,13 +24,13 @@ class TaskSets:
 
 
 def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -> TaskSets:
-    """Read the tasks of ``tasks.path``, or write the built-in desk tasks under ``folder`` and read them.
+    """Read the tasks of ``tasks.path``, or write the built-in ones under ``folder`` and read them.
 
     Raises:
         ValueError: nothing to practise on, or a broken task folder (its file, field and what was expected).
     """
     if tasks.path is None:
-        return _desk(tasks, evaluation, folder, seed)
+        return (_desk if tasks.builtin == "desk" else _word)(tasks, evaluation, folder, seed)
     loaded = clawgym.load(tasks.path, skip_bad=tasks.skip_bad)
     found = loaded.tasks[: tasks.limit]
     order = random.Random(seed).sample(found, len(found))
@@ -53,3 +53,8 @@ def _desk(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -
     return TaskSets(
         make("train", tasks.train), {name: make(split, evaluation.tasks) for name, split in heldout.items()}
     )
+
+
+def _word(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, _: int) -> TaskSets:
+    train, heldout = word.split(folder, tasks.train, evaluation.tasks)
+    return TaskSets(train, {"heldout": heldout})

@@ -17,6 +17,8 @@ class Task:
     """Where the workspace lies inside the sandbox, for the agent and for the grader."""
     metadata: dict[str, str | int | float | bool] = field(default_factory=dict)
     """For the built-in tasks: ``family``, ``level``, ``split``, ``wording``."""
+    grader_gets: tuple[str, ...] = ()
+    """What the grader is given besides the workspace: ``final_message``, ``transcript``."""
 
     @property
     def input_files(self) -> Path:

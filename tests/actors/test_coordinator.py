@@ -261,6 +261,16 @@ async def test_a_cancelled_run_leaves_nothing_running():
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_several_harnesses_are_told_apart():
+    log = await run(Parts(), config("rollout.groups=4", "mix=[{name: agent_loop}, {name: agent_loop, label: other}]"))
+    row = log.steps[-1]
+    assert row["episodes/scheduled"] == 12
+    for name in ("agent_loop", "other"):
+        assert row[f"harness/{name}/reward"] == row[f"eval/heldout/in {name}/reward_greedy"] == 1.0
+        assert row[f"harness/{name}/failed"] == 0
+    assert not any("harness/" in key or "/in " in key for key in (await run(Parts())).steps[-1])
+
+
 async def test_no_training_step_evaluates_only():
     log = await run(Parts(), config("steps=0"))
     assert len(log.steps) == 1
@@ -268,7 +278,7 @@ async def test_no_training_step_evaluates_only():
 
 
 def test_summaries_leave_failed_episodes_out_of_the_mean():
-    spec = type("S", (), {"id": "x", "split": "heldout/greedy", "task": tasks(1)[0]})()
+    spec = type("S", (), {"id": "x", "split": "heldout/greedy", "harness": "one", "task": tasks(1)[0]})()
     finished = [
         Finished(spec, outcome(spec, reward=r, status=s), {"leaves": 1, "filter/kept": 3})
         for s, r in (("completed", 1.0), ("truncated", 0.0), ("failed", None))

@@ -13,7 +13,9 @@ def tasks(n, families=1):
 
 
 def schedule(n=16, families=4, groups=4, group_size=3, seed=0):
-    return Schedule(tasks(n, families), harness="h", groups=groups, group_size=group_size, temperature=1.0, seed=seed)
+    return Schedule(
+        tasks(n, families), harnesses=["h"], groups=groups, group_size=group_size, temperature=1.0, seed=seed
+    )
 
 
 def test_a_step_is_the_same_in_every_process_and_order():
@@ -46,18 +48,18 @@ def test_ids_and_seeds_are_unique_and_groups_are_of_one_task():
 
 
 def test_fewer_tasks_than_groups_go_round_again():
-    one = Schedule(tasks(3), harness="h", groups=8, group_size=1, temperature=1.0, seed=0)
+    one = Schedule(tasks(3), harnesses=["h"], groups=8, group_size=1, temperature=1.0, seed=0)
     assert Counter(s.task.id for s in one.step(0)).most_common(1)[0][1] == 3
 
 
 def test_no_task_is_an_error():
     with pytest.raises(ValueError, match="at least one"):
-        Schedule([], harness="h", groups=1, group_size=1, temperature=1.0, seed=0)
+        Schedule([], harnesses=["h"], groups=1, group_size=1, temperature=1.0, seed=0)
 
 
 def test_evaluation_ids_tell_greedy_from_sampled():
-    greedy = evaluation("heldout", tasks(2), harness="h", temperature=0.0, step=3, seed=0)
-    sampled = evaluation("heldout", tasks(2), harness="h", temperature=1.0, step=3, seed=0)
+    greedy = evaluation("heldout", tasks(2), harnesses=["h"], temperature=0.0, step=3, seed=0)
+    sampled = evaluation("heldout", tasks(2), harnesses=["h"], temperature=1.0, step=3, seed=0)
     assert [s.split for s in greedy + sampled] == ["heldout/greedy"] * 2 + ["heldout/sampled"] * 2
     assert len({s.id for s in greedy + sampled}) == 4
 
@@ -65,3 +67,19 @@ def test_evaluation_ids_tell_greedy_from_sampled():
 def test_seeds_are_stable_over_releases():
     assert stable_seed(0, "a") == stable_seed(0, "a") != stable_seed(1, "a")
     assert 0 <= stable_seed(5, "x") < 2**63
+
+
+def test_every_task_is_done_in_every_harness_in_groups_of_their_own():
+    one = Schedule(tasks(6), harnesses=["a", "b", "c"], groups=6, group_size=2, temperature=1.0, seed=0)
+    steps = [one.step(s) for s in range(3)]
+    assert all(Counter(spec.harness for spec in step) == {"a": 4, "b": 4, "c": 4} for step in steps)
+    pairs = [(spec.task.id, spec.harness) for step in steps for spec in step]
+    assert Counter(pairs) == {(f"t{i}", name): 2 for i in range(6) for name in "abc"}
+    by_group = {}
+    for step in steps:
+        for spec in step:
+            by_group.setdefault(spec.group, set()).add((spec.task.id, spec.harness))
+    assert all(len(found) == 1 for found in by_group.values())
+    asked = evaluation("heldout", tasks(2), harnesses=["a", "b"], temperature=0.0, step=0, seed=0)
+    assert {(spec.task.id, spec.harness) for spec in asked} == {(f"t{i}", name) for i in range(2) for name in "ab"}
+    assert len({spec.id for spec in asked}) == 4

@@ -59,7 +59,7 @@ def test_logits_are_made_only_where_asked_and_padding_is_not_seen():
     mask[1, [2, 5]] = True
     padded = ids.clone()
     padded[1, 6:] = 0
-    picked = selected_logits(model, padded, mask)
+    picked = selected_logits(model, padded, lambda hidden: hidden[:, :-1][mask[:, 1:]])
     assert picked.shape == (5, 50)
     full = model(input_ids=ids).logits
     expected = torch.stack([full[0, 0], full[0, 3], full[0, 7], full[1, 1], full[1, 4]])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from reference import OracleEpisode, grpo_loss
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algos.advantages import grpo
-from algos.batching import micro_batches, sample_of
+from algos.batching import PaddedBatch, TreeBatch, layout_for, micro_batches, padded_batches, sample_of
 from algos.step import LossSettings, accumulate, apply, with_old
 from trees.linearise import Path
 
@@ -80,16 +80,17 @@ def gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
+@pytest.mark.parametrize("layout", ["paths", "tree"])
 @pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
-def test_loss_and_gradient_equal_the_reference(model, max_tokens):
+def test_loss_and_gradient_equal_the_reference(model, max_tokens, layout):
     batch = episodes()
     now = moved(model)
     oracle = grpo_loss(now, model, batch, 0.05, 0.1, 2.0)
     oracle.backward()
     expected = gradients(now)
     now.zero_grad()
-    samples, _ = with_old(model, samples_of(batch), max_tokens)
-    result = accumulate(now, samples, LossSettings(0.05, 0.1, 2.0, max_tokens))
+    samples, *_ = with_old(model, samples_of(batch), max_tokens, layout)
+    result = accumulate(now, samples, LossSettings(0.05, 0.1, 2.0, max_tokens, layout))
     ratios = (torch.cat(result.theta) - torch.cat(result.old)).exp()
     assert (ratios > 1.1).any()
     assert (ratios < 0.95).any()
@@ -99,7 +100,7 @@ def test_loss_and_gradient_equal_the_reference(model, max_tokens):
 
 def test_order_of_samples_does_not_matter(model):
     now = moved(model)
-    samples, _ = with_old(model, samples_of(episodes()), 10_000)
+    samples, *_ = with_old(model, samples_of(episodes()), 10_000)
     found = []
     for order in (samples, samples[::-1]):
         now.zero_grad()
@@ -132,7 +133,7 @@ def test_splitting_an_episode_at_a_fork_changes_nothing(model):
     found = []
     for paths in ([whole], parts):
         now.zero_grad()
-        samples, _ = with_old(model, [sample_of(p, 1.5) for p in paths], 10_000)
+        samples, *_ = with_old(model, [sample_of(p, 1.5) for p in paths], 10_000)
         found.append((accumulate(now, samples, LossSettings()).loss, gradients(now)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
@@ -141,8 +142,8 @@ def test_splitting_an_episode_at_a_fork_changes_nothing(model):
 def test_samples_without_advantage_count_as_tokens_only(model):
     now = moved(model)
     batch = samples_of(episodes())
-    samples, _ = with_old(model, batch, 10_000)
-    idle, _ = with_old(model, [sample_of(episodes()[0].paths[0], 0.0)], 10_000)
+    samples, *_ = with_old(model, batch, 10_000)
+    idle, *_ = with_old(model, [sample_of(episodes()[0].paths[0], 0.0)], 10_000)
     now.zero_grad()
     alone = accumulate(now, samples, LossSettings())
     expected = gradients(now)
@@ -154,9 +155,9 @@ def test_samples_without_advantage_count_as_tokens_only(model):
     torch.testing.assert_close(gradients(now), expected * share)
 
 
-def test_micro_batches_hold_every_sample_once_within_the_budget():
+def test_padded_batches_hold_every_sample_once_within_the_budget():
     samples = samples_of(episodes())
-    batches = micro_batches(samples, 45)
+    batches = padded_batches(samples, 45)
     assert len(batches) > 1
     held = [id(sample) for batch in batches for sample in batch.samples]
     assert sorted(held) == sorted(id(sample) for sample in samples)
@@ -167,7 +168,32 @@ def test_micro_batches_hold_every_sample_once_within_the_budget():
 
 
 def test_a_sample_longer_than_the_budget_stands_alone():
-    assert [len(batch.samples) for batch in micro_batches(samples_of(episodes()), 1)] == [1] * 8
+    assert [len(batch.samples) for batch in padded_batches(samples_of(episodes()), 1)] == [1] * 8
+
+
+def group_of(prompt, n=4):
+    """Samples that share a prompt of so many tokens."""
+    rng = np.random.default_rng(2)
+    shared = rng.integers(0, VOCABULARY, prompt).tolist()
+    tails = [rng.integers(0, VOCABULARY, 5).tolist() for _ in range(n)]
+    return [sample_of(path(shared + tail, [False] * prompt + [True] * 5, 0.8, rng), 1.0) for tail in tails]
+
+
+def test_trees_are_taken_where_they_spare_half_of_the_tokens():
+    long, short = micro_batches(group_of(60), 10_000), micro_batches(group_of(3), 10_000)
+    assert [type(batch) for batch in (*long, *short)] == [TreeBatch, PaddedBatch]
+    assert long[0].computed <= 60 + 4 * 5
+    assert [type(batch) for batch in micro_batches(group_of(60), 10_000, "paths")] == [PaddedBatch]
+
+
+def test_a_model_with_a_window_is_trained_on_paths(model):
+    config = MistralConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, sliding_window=4
+    )
+    windowed = MistralForCausalLM(config)
+    assert (layout_for(windowed, "auto"), layout_for(model, "auto")) == ("paths", "auto")
+    with pytest.raises(ValueError, match=r"learner.layout=paths"):
+        layout_for(windowed, "tree")
 
 
 def test_what_follows_the_last_trained_token_is_cut():

@@ -9,6 +9,7 @@ from tree_sessions import KINDS, grow, path_of, relaxed, sessions
 
 from algos.tree_attention import layout_of, use
 from trees.filters import apply
+from trees.linearise import linearise
 from trees.packing import pack
 
 COMMON = {
@@ -39,7 +40,8 @@ def model(request):
 
 
 def packs_of(sessions_, max_tokens=10**6):
-    return pack([apply(grow(*records), 10_000, KINDS)[0] for records in sessions_], max_tokens)
+    trees = [apply(grow(*records), 10_000, KINDS)[0] for records in sessions_]
+    return pack([path.ids for tree in trees for path in linearise(tree)], max_tokens)
 
 
 def on_the_tree(model, packed):

@@ -54,6 +54,8 @@ def test_dump_and_load_are_inverse(tmp_path):
         ("learner.aux_credit=outcome", ["trees.train_kinds", "outcome or scaled"]),
         ("update.transport=tensor", ["update.transport", "only engine.kind=sglang"]),
         ("update.mode=restart", ["update.mode", "abort_and_resume", "restart"]),
+        ("mix=[{name: agent_loop}, {name: agent_loop, max_turns: 3}]", ["mix", "agent_loop", "expected a label"]),
+        ("mix=[{name: agent_loop, label: ../x}]", ["mix.0.label", "../x"]),
         ("trees.keep_steps=2", ["trees.keep_steps", "at least", "6"]),
     ],
 )

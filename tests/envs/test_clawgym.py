@@ -47,6 +47,12 @@ def test_input_files_mount_dir_and_metadata_may_be_missing(tmp_path):
     assert (task.mount_dir, task.metadata) == (clawgym.MOUNT_DIR, {})
 
 
+def test_a_task_may_ask_for_what_its_grader_gets(tmp_path):
+    folder(tmp_path, entry=ENTRY | {"grader_gets": ["transcript", "final_message"]})
+    (task,) = clawgym.load(tmp_path).tasks
+    assert task.grader_gets == ("transcript", "final_message")
+
+
 def without(name: str) -> dict:
     return {key: value for key, value in ENTRY.items() if key != name}
 
@@ -56,6 +62,8 @@ def without(name: str) -> dict:
     [
         (without("user_query"), ["data_entry.json:1", "'user_query'", "missing"]),
         (without("task_id"), ["'task_id'", "missing"]),
+        (ENTRY | {"grader_gets": "all"}, ["'grader_gets'", "expected a list", "str"]),
+        (ENTRY | {"grader_gets": ["transcript", "keys"]}, ["'grader_gets'", "'keys'", "final_message"]),
         (ENTRY | {"user_query": 3}, ["data_entry.json:3", "'user_query'", "expected a text", "int"]),
         (ENTRY | {"user_query": "  "}, ["data_entry.json:3", "'user_query'", "empty"]),
         (ENTRY | {"metadata": []}, ["data_entry.json:4", "'metadata'", "expected an object", "list"]),

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from needs import require
 
+from envs.sandbox import grading
 from envs.sandbox.base import Command, Finished, Limits
 from envs.sandbox.create import Backend, create, unavailable
-from envs.sandbox.grading import Grade, GradingError, grade, read_score
+from envs.sandbox.grading import Grade, GraderFailureError, GradingError, Told, grade, read_score, run_grader
+from envs.sandbox.watch import Bounds
 from envs.tasks import clawgym
 from envs.tasks.task import Task
 
@@ -74,22 +76,63 @@ async def test_a_clawgym_grader_with_its_fixed_path(backend, tmp_path, text, sco
 @pytest.mark.parametrize(
     ("script", "log"),
     [
-        ("echo hello", "no number"),
-        ("echo nan", "expected one in"),
-        ("echo 1.5", "expected one in"),
-        ("echo inf", "expected one in"),
-        ("echo -0.1", "expected one in"),
-        ("true", "no number"),
+        ("echo hello", "'hello', expected a number"),
+        ("echo nan", "'nan', expected a number in"),
+        ("echo 1.5", "expected a number in"),
+        ("echo inf", "expected a number in"),
+        ("echo -0.1", "expected a number in"),
+        ("true", "'', expected a number"),
         ("echo 1.0; exit 3", "exit code 3"),
         ("echo 1.0; sleep 30", "did not end"),
         ("echo 1.0; kill -9 $$", "exit code 137"),
-        ("echo 0.5; no-such-tool", "exit code 127"),
+        ("echo 0.5; no-such-tool", "no-such-tool"),
     ],
 )
-async def test_a_grader_that_fails_on_the_output_gives_0(backend, tmp_path, script, log):
-    verdict = await graded(backend, tmp_path, make_task(tmp_path, script), Limits(wall_s=2.0))
-    assert verdict.score == 0.0
-    assert log in verdict.log
+async def test_a_grader_that_gives_no_score_has_failed_and_that_is_no_0(backend, tmp_path, script, log):
+    with pytest.raises(GraderFailureError, match="twice on the same workspace; it fails on the untouched") as caught:
+        await graded(backend, tmp_path, make_task(tmp_path, script), Limits(wall_s=1.0))
+    assert log in str(caught.value)
+    assert list((tmp_path / "rooms").iterdir()) == []
+
+
+async def test_what_the_agent_left_is_named_where_it_makes_the_grader_fail(backend, tmp_path):
+    answer(tmp_path, "crash")
+    script = '[ "$(cat answer 2>/dev/null)" = crash ] && { echo "cannot read answer" >&2; exit 5; }; echo 0.25'
+    with pytest.raises(
+        GraderFailureError, match=r"on the untouched input files it gives 0\.25: what the agent"
+    ) as caught:
+        await graded(backend, tmp_path, make_task(tmp_path, script))
+    assert "exit code 5\ncannot read answer" in str(caught.value)
+
+
+async def test_a_grader_that_fails_once_is_asked_again(tmp_path):
+    once = tmp_path / "once"
+    script = f"if [ ! -e {once} ]; then touch {once}; exit 9; fi; echo 0.5"
+    assert (await graded("process", tmp_path, make_task(tmp_path, script))).score == 0.5
+
+
+async def test_a_grader_that_floods_its_output_or_the_disk_has_failed(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(grading, "BOUNDS", Bounds(output_mb=1, disk_mb=8))
+    for script, bound in (("yes", "output_mb"), ("head -c 20M /dev/zero > big; sleep 60; echo 1", "disk_mb")):
+        with pytest.raises(GraderFailureError, match=f"reached its bound {bound}"):
+            read_score(*await run_grader(make_task(tmp_path, script), None, backend, tmp_path / "rooms"))
+
+
+async def test_a_grader_is_told_what_its_task_asks_for(backend, tmp_path):
+    script = """
+    grep -q 'I am done' "$REINS_FINAL_MESSAGE" && grep -q '"role"' "$REINS_TRANSCRIPT" || exit 1
+    case $REINS_TRANSCRIPT in $PWD/*) exit 2 ;; esac
+    [ "$(stat -c %a "$REINS_TRANSCRIPT")" = 444 ] && ls -A | grep -qx reward && echo 1
+    """
+    reward = {"reward.sh": script}
+    gets = ("final_message", "transcript")
+    task = clawgym.write(tmp_path / "task", "t", "Do it.", {}, reward, {}, grader_gets=gets)
+    (tmp_path / "empty").mkdir()
+    told = Told("I am done \ud800", '{"role": "user"}\n')
+    assert (await grade(task, tmp_path / "empty", backend, tmp_path / "rooms", told=told)).score == 1.0
+    silent = clawgym.write(tmp_path / "other", "u", "Do it.", {}, {"reward.sh": "env | grep -c REINS_; echo 0"}, {})
+    verdict = await grade(silent, tmp_path / "empty", backend, tmp_path / "rooms", told=told)
+    assert verdict.log.startswith("0\n")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +142,18 @@ async def test_a_grader_that_fails_on_the_output_gives_0(backend, tmp_path, scri
         (b"1", 1.0),
         (b" 1e-1 \n\n\n", 0.1),
         (b"\xff\n1.0\n", 1.0),
-        (b"1.0\nbye\n", 0.0),
-        (b"", 0.0),
+        (b"1.0\nbye\n", None),
+        (b"", None),
+        (b"nan", None),
     ],
 )
 def test_the_score_is_the_last_line(stdout, score):
-    assert read_score(Finished(0, stdout, b"", 0.1)).score == score
+    finished = Finished(0, stdout, b"", 0.1)
+    if score is None:
+        with pytest.raises(GraderFailureError, match="expected a number in"):
+            read_score(finished)
+    else:
+        assert read_score(finished).score == score
 
 
 async def test_a_missing_grader_is_an_infrastructure_error(backend, tmp_path):

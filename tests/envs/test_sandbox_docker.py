@@ -47,8 +47,8 @@ from configs.schema import HarnessConfig
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
 from envs.sandbox import engine
-from envs.sandbox.base import Command, DockerOptions, Limits, Mount, SandboxError
-from envs.sandbox.check import check
+from envs.sandbox.base import Command, DockerOptions, Limits, Meter, Mount, SandboxError
+from envs.sandbox.check import check_sandbox
 from envs.sandbox.create import Backend, create, unavailable
 from envs.sandbox.grading import grade
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
@@ -83,7 +83,7 @@ def containers(folder: Path) -> list[str]:
 
 
 async def test_the_contract_holds(tmp_path):
-    faults = {name: fault for name, fault in await check("docker", tmp_path) if fault}
+    faults = {name: fault for name, fault in await check_sandbox("docker", tmp_path) if fault}
     assert faults == {}
 
 
@@ -219,6 +219,18 @@ async def test_a_container_that_somebody_else_removes_is_an_infrastructure_error
         client.remove_container(name, force=True)
     with pytest.raises(SandboxError, match="somebody else"):
         await running
+    await sandbox.destroy()
+
+
+async def test_a_meter_counts_what_is_printed(tmp_path):
+    sandbox = await room("docker", tmp_path)
+    meter = Meter()
+    command = Command(("/bin/bash", "-c", "head -c 3M /dev/zero; echo x >&2"), sandbox.environment(), limits=QUICK)
+    began = meter.last
+    done = await sandbox.run(replace(command, meter=meter))
+    assert done.code == 0
+    assert meter.output_bytes == (3 << 20) + 2
+    assert meter.last > began
     await sandbox.destroy()
 
 

@@ -88,6 +88,9 @@ class _Door:
         self.summaries.append(await self.dispatcher.close(key))
         return self.summaries[-1]
 
+    async def since_call(self, key: str) -> float:
+        return self.dispatcher.since_call(key)
+
 
 async def perform(
     harness: str,

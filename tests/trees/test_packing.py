@@ -1,5 +1,3 @@
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,33 +9,25 @@ from trees.linearise import linearise
 from trees.packing import pack
 
 
-def expected_targets(trees):
-    """What each tree trains: (episode, tokens before and with it, log-probability, version) of each target."""
-    found = Counter()
-    for episode, tree in enumerate(trees):
-        for path in linearise(tree):
-            for at in path.loss_mask.nonzero()[0]:
-                key = (episode, tuple(path.ids[: at + 1].tolist()), float(path.logprobs[at]), int(path.versions[at]))
-                found[key] += 1
-    return found
+def paths_of(sessions_):
+    trees = [apply(grow(*records), 10_000, KINDS)[0] for records in sessions_]
+    return [path.ids for tree in trees for path in linearise(tree)]
 
 
-def packed_targets(packs):
-    found = Counter()
-    for packed in packs:
-        for m, token in enumerate(packed.targets):
-            ids = tuple(packed.ids[path_of(packed, int(token))].tolist())
-            found[(int(packed.episodes[m]), ids, float(packed.logprobs[m]), int(packed.versions[m]))] += 1
-    return found
+def sequence(*ids):
+    return np.array(ids, np.int32)
 
 
 @relaxed
 @given(st.lists(sessions(), min_size=1, max_size=3), st.sampled_from([1, 7, 30, 10_000]))
-def test_every_trained_token_is_a_target_once_behind_what_the_policy_saw(sessions_, max_tokens):
-    trees = [apply(grow(*records), 10_000, KINDS)[0] for records in sessions_]
-    packs = pack(trees, max_tokens)
-    assert packed_targets(packs) == expected_targets(trees)
+def test_every_sequence_is_in_one_pack_and_sees_what_it_held(sessions_, max_tokens):
+    paths = paths_of(sessions_)
+    packs = pack(paths, max_tokens)
+    assert sorted(member for packed in packs for member in packed.members) == list(range(len(paths)))
     for packed in packs:
+        for member, places in zip(packed.members, packed.places, strict=True):
+            assert packed.ids[places].tolist() == paths[member].tolist()
+            assert path_of(packed, int(places[-1])) == places.tolist()
         mask = packed.mask()
         for token in range(len(packed)):
             places = path_of(packed, token)
@@ -47,53 +37,51 @@ def test_every_trained_token_is_a_target_once_behind_what_the_policy_saw(session
 
 @relaxed
 @given(st.lists(sessions(), min_size=1, max_size=3), st.integers(1, 60))
-def test_the_budget_holds_but_for_paths_that_are_longer(sessions_, max_tokens):
-    trees = [apply(grow(*records), 10_000, KINDS)[0] for records in sessions_]
-    longest = max((len(path.ids) for tree in trees for path in linearise(tree)), default=0)
-    for packed in pack(trees, max_tokens):
+def test_the_budget_holds_but_for_sequences_that_are_longer(sessions_, max_tokens):
+    paths = paths_of(sessions_)
+    longest = max(map(len, paths), default=0)
+    for packed in pack(paths, max_tokens):
         assert len(packed) <= max(max_tokens, longest)
 
 
-def test_episodes_of_a_group_share_their_prompt_and_not_their_loss():
+@relaxed
+@given(st.lists(sessions(), min_size=1, max_size=3))
+def test_a_shared_beginning_is_there_once(sessions_):
+    paths = paths_of(sessions_)
+    beginnings = {tuple(ids[: end + 1].tolist()) for ids in paths for end in range(len(ids))}
+    assert sum(map(len, pack(paths, 10**6))) == len(beginnings)
+
+
+def test_episodes_of_a_group_share_their_prompt():
     prompt = list(range(100))
-    same = grow(call(0, None, prompt, [7, 8]))
-    other = grow(call(0, None, prompt, [7, 9]))
-    trees = [apply(tree, 4)[0] for tree in (same, same, other)]
-    (packed,) = pack(trees, 1000)
+    (packed,) = pack([sequence(*prompt, 7, end) for end in (8, 8, 9)], 1000)
     assert len(packed) == 103
-    assert Counter(packed.episodes.tolist()) == {0: 2, 1: 2, 2: 2}
-    assert packed.ids[packed.targets].tolist() == [7, 8, 7, 8, 7, 9]
-    assert len(set(packed.targets.tolist())) == 3
     assert packed.reach[0] == 103
+    assert packed.members == (0, 1, 2)
+    assert [places[-1] for places in packed.places] == [101, 101, 102]
 
 
-def test_a_group_over_the_budget_repeats_its_prompt_and_no_target():
-    prompt = list(range(50))
-    trees = [apply(grow(call(0, None, prompt, [100 + n, 7, 7])), 4)[0] for n in range(6)]
-    packs = pack(trees, 60)
+def test_a_group_over_the_budget_repeats_its_prompt():
+    packs = pack([sequence(*range(50), 100 + n, 7, 7) for n in range(6)], 60)
     assert [len(packed) for packed in packs] == [59, 59]
-    assert [packed.episodes.tolist() for packed in packs] == [[0, 0, 0, 1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4, 5, 5, 5]]
+    assert [packed.members for packed in packs] == [(0, 1, 2), (3, 4, 5)]
 
 
-def test_a_path_that_is_the_beginning_of_another():
-    long = apply(grow(call(0, None, [1], [2, 3, 4])), 4)[0]
-    short = apply(grow(call(0, None, [1], [2, 3])), 4)[0]
-    (packed,) = pack([long, short], 100)
+def test_a_sequence_that_is_the_beginning_of_another():
+    (packed,) = pack([sequence(1, 2, 3, 4), sequence(1, 2, 3)], 100)
     assert packed.ids.tolist() == [1, 2, 3, 4]
-    assert packed_targets([packed]) == expected_targets([long, short])
-    assert [len(p) for p in pack([short, long], 3)] == [3, 4]
+    assert {len(places) for places in packed.places} == {3, 4}
+    assert [len(p) for p in pack([sequence(1, 2, 3), sequence(1, 2, 3, 4)], 3)] == [3, 4]
 
 
-def test_nothing_to_train_no_pack():
-    tree, _ = apply(grow(call(0, None, [1], [2], kind="side")), 4)
-    assert pack([tree], 10) == []
+def test_nothing_to_pack():
     assert pack([], 10) == []
     with pytest.raises(ValueError, match="at least 1"):
-        pack([tree], 0)
+        pack([sequence(1)], 0)
 
 
-def test_dtypes():
-    (packed,) = pack([apply(grow(call(0, None, [1], [2])), 4)[0]], 10)
-    ints = ("ids", "positions", "before", "reach", "targets", "episodes", "versions")
-    assert {getattr(packed, name).dtype for name in ints} == {np.dtype(np.int32)}
-    assert {getattr(packed, name).dtype for name in ("logprobs", "temperature", "credit")} == {np.dtype(np.float32)}
+def test_a_tree_gives_its_trained_paths():
+    tree, _ = apply(grow(call(0, None, [1], [2], kind="side")), 4)
+    assert pack([path.ids for path in linearise(tree)], 10) == []
+    (packed,) = pack([path.ids for path in linearise(apply(grow(call(0, None, [1], [2])), 4)[0])], 10)
+    assert {getattr(packed, name).dtype for name in ("ids", "positions", "before", "reach")} == {np.dtype(np.int32)}
