@@ -23,7 +23,7 @@ from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
 from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
-from envs.sandbox.create import create
+from envs.sandbox.create import chosen, create
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
 from envs.sandbox.grading import GraderFailureError, Told, grade
@@ -82,6 +82,7 @@ class SandboxActor:
         self._losses: dict[Path, asyncio.Task[None]] = {}
         gc(root)
         sandbox = config.sandbox
+        self._backend = chosen(sandbox)
         self._limits = Limits(
             wall_s=sandbox.wall_s,
             cpu_s=sandbox.cpu_s,
@@ -119,9 +120,7 @@ class SandboxActor:
         servers: Servers | None = None
         try:
             async with seconds.stage("create"):
-                sandbox = await create(
-                    config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
-                )
+                sandbox = await create(self._backend, room, spec.task.input_files, spec.task.mount_dir, self._root)
                 adapter = harness(config.harnesses[spec.harness])
                 check_tools(adapter, (spec.task,))
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
@@ -211,7 +210,7 @@ class SandboxActor:
         told = Told(session.final_message, session.transcript or "")
         try:
             frozen = await sandbox.freeze()
-            verdict = await grade(spec.task, frozen, self._config.sandbox.backend, self._root, self._grading, told)
+            verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading, told)
         except WorkspaceTooLarge as error:
             return 0.0, str(error)
         return verdict.score, verdict.log

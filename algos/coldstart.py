@@ -21,13 +21,16 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from algos.recipe import REPORT, ColdstartError, ColdstartReport, Recipe
+
+if TYPE_CHECKING:
+    from envs.sandbox.create import Backend
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path("~/.cache/reins/coldstart")
@@ -48,8 +51,6 @@ SOURCES = (
 """What determines the result, besides seed, recipe and the versions of the packages."""
 
 PACKAGES = ("renderers", "tokenizers", "torch", "transformers")
-
-Backend = Literal["auto", "bubblewrap", "process"]
 
 
 def coldstart(

@@ -181,7 +181,7 @@ def check(config: RunConfig) -> str:
     from actors.engines.locate import interpreter
     from envs.harnesses.base import check_tools
     from envs.harnesses.registry import harness
-    from envs.sandbox.create import unavailable
+    from envs.sandbox.create import chosen, unavailable
     from envs.tasks import clawgym
 
     try:
@@ -198,8 +198,9 @@ def check(config: RunConfig) -> str:
         except FileNotFoundError as error:
             raise RunError(str(error)) from None
     _check_writable(config.dir)
-    reason = "" if config.sandbox.backend == "process" else unavailable()
-    if reason and config.sandbox.backend == "bubblewrap":
+    backend = config.sandbox.backend
+    reason = unavailable(chosen(config.sandbox))
+    if reason and backend != "auto":
         raise RunError(f"sandbox.backend: {reason}")
     if config.sandbox.root is not None and len(os.fsencode(config.sandbox.root.resolve())) > _LONGEST_ROOT:
         raise RunError(f"sandbox.root: got a path of over {_LONGEST_ROOT} bytes, expected a shorter one (for sockets)")
@@ -207,7 +208,7 @@ def check(config: RunConfig) -> str:
     for name in ("config.json", "tokenizer_config.json") if model is not None else ():
         if not (Path(str(model)) / name).is_file():
             raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
-    return "process" if reason or config.sandbox.backend == "process" else "bubblewrap"
+    return backend if backend != "auto" else "process" if reason else "bubblewrap"
 
 
 def _check_writable(folder: Path) -> None:
@@ -271,6 +272,7 @@ def _policy(config: RunConfig, display: Any) -> Path:
     if config.coldstart.kind == "primer":
         return _primer(config, cache, seed, display)
     from algos.coldstart import ColdstartError, coldstart
+    from envs.sandbox.create import chosen
 
     display.note("the tiny policy of the cold start")
     told = False
@@ -285,7 +287,7 @@ def _policy(config: RunConfig, display: Any) -> Path:
         display.note(f"cold start: step {done} of about {likely}")
 
     try:
-        return coldstart(cache, seed, progress=display.note, tick=tick, backend=config.sandbox.backend)
+        return coldstart(cache, seed, progress=display.note, tick=tick, backend=chosen(config.sandbox))
     except ColdstartError as error:
         raise RunError(str(error)) from None
 

@@ -58,12 +58,24 @@ class TasksConfig(Config):
     partial_credit: bool = Field(False, description="Desk tasks: fractions instead of all or nothing.")
 
 
+class DockerConfig(Config):
+    """Containers as rooms, with sandbox.backend=docker."""
+
+    image: str = Field(
+        "", description="Image that the rooms have as their system; empty: ours, of `python -m envs.sandbox image`."
+    )
+    runtime: str = Field(
+        "", description="The engine's runtime, such as runsc (gVisor) or kata; empty: the engine's default."
+    )
+
+
 class SandboxConfig(Config):
     """The rooms in which harnesses run."""
 
-    backend: Literal["auto", "bubblewrap", "process"] = Field(
+    backend: Literal["auto", "bubblewrap", "docker", "process"] = Field(
         "auto", description="auto takes bubblewrap where it works, else process (no isolation)."
     )
+    docker: DockerConfig = Field(default_factory=lambda: DockerConfig())
     actors: int = Field(1, ge=1, description="Sandbox actors; their episodes run at the same time.")
     concurrency: int = Field(32, ge=1, description="Episodes at the same time in one actor.")
     root: Path | None = Field(None, description="Where sandboxes keep their files; none: a temporary folder.")
@@ -128,14 +140,14 @@ class HarnessConfig(Config):
             raise ValueError(f"done_codes, max_turns_codes: got {both[0]} in both, expected one meaning for a code")
         return self
 
-
-def _default(name: str) -> object:
-    return HarnessConfig.model_fields[name].get_default(call_default_factory=True)
-
     @property
     def known_as(self) -> str:
         """The label, or the name where there is none."""
         return self.label or self.name
+
+
+def _default(name: str) -> object:
+    return HarnessConfig.model_fields[name].get_default(call_default_factory=True)
 
 
 class SGLangConfig(Config):

@@ -1,4 +1,4 @@
-"""Command line of the sandboxes: check a backend on this machine, and remove what dead owners left."""
+"""Command line of the sandboxes: check a backend on this machine, make its image, remove what dead owners left."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+
 from envs.sandbox.base import SandboxError
 from envs.sandbox.check import check_sandbox
 from envs.sandbox.create import unavailable
-from envs.sandbox.gc import gc
+from envs.sandbox.engine import unreachable
+from envs.sandbox.gc import gc, gc_containers
+from envs.sandbox.image import SOURCES, make
+from envs.sandbox.recipe import image_name
 
 _EXAMPLES = """examples:
   python -m envs.sandbox check                      does bubblewrap work here, and does it keep its promises?
   python -m envs.sandbox check --backend process    what the backend without isolation keeps, and what not
-  python -m envs.sandbox gc /tmp/reins-sandboxes    remove the sandboxes whose owners are gone
+  python -m envs.sandbox check --backend docker     the same of the Docker engine of this machine
+  python -m envs.sandbox image                      make the image of the backend docker, unless it is there
+  python -m envs.sandbox gc                         remove the containers whose owners are gone
+  python -m envs.sandbox gc /tmp/reins-sandboxes    remove the sandboxes under a folder whose owners are gone
 """
 
 
@@ -35,12 +44,34 @@ def _check(backend: str) -> int:
     return 1 if any(fault for _, fault in results) else 0
 
 
-def _gc(root: Path) -> int:
-    if not root.is_dir():
+def _gc(root: Path | None) -> int:
+    if root is not None and not root.is_dir():
         print(f"{root}: no such folder; expected the folder that holds the sandboxes", file=sys.stderr)
         return 2
-    removed = gc(root)
+    if root is None and (reason := unreachable()):
+        print(f"nothing was looked for: {reason}")
+        return 0
+    removed = gc_containers(None) if root is None else gc(root)
     print(f"removed {len(removed)} sandboxes whose owners are gone" + "".join(f"\n  {name}" for name in removed))
+    return 0
+
+
+def _image(name: str, source: str, again: bool, mirror: str) -> int:
+    console = Console()
+    try:
+        with console.status("") as status:
+            made = make(
+                name or image_name(),
+                source,
+                again,
+                mirror,
+                say=lambda text: console.print(text, highlight=False, markup=False),
+                show=lambda text: status.update(escape(text)),
+            )
+    except SandboxError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(made)
     return 0
 
 
@@ -53,11 +84,20 @@ def main() -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="run a backend's contract for real; exit code 1 if something fails")
-    checking.add_argument("--backend", choices=("auto", "bubblewrap", "process"), default="auto")
-    collecting = commands.add_parser("gc", help="remove the sandboxes under ROOT whose owners are gone")
-    collecting.add_argument("root", type=Path, metavar="ROOT")
+    checking.add_argument("--backend", choices=("auto", "bubblewrap", "docker", "process"), default="auto")
+    imaging = commands.add_parser("image", help="make the image of the backend docker; prints its name")
+    imaging.add_argument("--name", default="", help="another name than that of the recipe's contents")
+    imaging.add_argument("--source", choices=SOURCES, default="auto", help="auto: the registry where it is reachable")
+    imaging.add_argument("--mirror", default="", help="where debootstrap finds Debian, if not in the usual place")
+    imaging.add_argument("--again", action="store_true", help="make it anew although it is there")
+    collecting = commands.add_parser("gc", help="remove the containers, or sandboxes under ROOT, whose owners are gone")
+    collecting.add_argument("root", type=Path, metavar="ROOT", nargs="?")
     arguments = parser.parse_args()
-    return _check(arguments.backend) if arguments.command == "check" else _gc(arguments.root)
+    if arguments.command == "check":
+        return _check(arguments.backend)
+    if arguments.command == "image":
+        return _image(arguments.name, arguments.source, arguments.again, arguments.mirror)
+    return _gc(arguments.root)
 
 
 if __name__ == "__main__":

@@ -45,30 +45,18 @@ async def readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-class PipeReader:
-    """Reads a pipe to its end and keeps at most ``bound`` bytes: the head and the tail. ``meter`` counts them all."""
+class Kept:
+    """At most ``bound`` bytes of an output: the head and the tail. ``meter`` counts them all."""
 
-    def __init__(self, fd: int, bound: int) -> None:
-        self._fd = fd
+    def __init__(self, bound: int) -> None:
         self.meter: Meter | None = None
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bound = bound // 2
         self._tail_bound = bound - bound // 2
         self._dropped = 0
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
-        os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._take)
 
-    def _take(self) -> None:
-        try:
-            chunk = os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self.close()
-            return
+    def add(self, chunk: bytes) -> None:
         if self.meter is not None:
             self.meter.output_bytes += len(chunk)
             self.meter.last = time.monotonic()
@@ -83,6 +71,37 @@ class PipeReader:
             del self._tail[:excess]
             self._dropped += excess
 
+    def value(self) -> tuple[bytes, bool]:
+        """What was kept, and whether something was left out."""
+        excess = max(0, len(self._tail) - self._tail_bound)
+        dropped = self._dropped + excess
+        tail = bytes(self._tail[excess:])
+        if not dropped:
+            return bytes(self._head) + tail, False
+        return bytes(self._head) + b"\n[... %d bytes left out ...]\n" % dropped + tail, True
+
+
+class PipeReader:
+    """Reads a pipe to its end into ``kept``."""
+
+    def __init__(self, fd: int, bound: int) -> None:
+        self._fd = fd
+        self.kept = Kept(bound)
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._take)
+
+    def _take(self) -> None:
+        try:
+            chunk = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if chunk:
+            self.kept.add(chunk)
+        else:
+            self.close()
+
     def close(self) -> None:
         if not self._ended.done():
             self._loop.remove_reader(self._fd)
@@ -92,12 +111,3 @@ class PipeReader:
     async def end(self) -> None:
         """Wait until every writer is gone."""
         await asyncio.wait([self._ended])
-
-    def value(self) -> tuple[bytes, bool]:
-        """What was kept, and whether something was left out."""
-        excess = max(0, len(self._tail) - self._tail_bound)
-        dropped = self._dropped + excess
-        tail = bytes(self._tail[excess:])
-        if not dropped:
-            return bytes(self._head) + tail, False
-        return bytes(self._head) + b"\n[... %d bytes left out ...]\n" % dropped + tail, True

@@ -75,6 +75,16 @@ class Command:
     """Told of the output while it comes."""
 
 
+@dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """The backend ``docker`` with settings. ``image``: empty for the one of our recipe. ``runtime``: empty for the
+    engine's own, else one that it knows, such as ``runsc`` (gVisor) or ``kata``.
+    """
+
+    image: str = ""
+    runtime: str = ""
+
+
 class Sandbox(Protocol):
     """One room. Created with a workspace, used for a few commands in sequence, destroyed."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,12 @@ def compiled(python: str, *sources: Path) -> tuple[Path, ...]:
     """The byte code of each of ``sources`` in its ``__pycache__``, made now by the interpreter ``python``.
 
     The sources themselves where it cannot be made. An interpreter that the host does not have under that name
-    is the one that runs this, shown elsewhere inside.
+    is the one that runs this, shown elsewhere inside, unless its name holds another version.
     """
     host = python if Path(python).exists() else sys.executable
+    version = re.fullmatch(r"python(\d+\.\d+)", Path(python).name)
+    if host != python and version and version[1] != f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return sources
     made = subprocess.run(
         [host, "-I", "-S", "-c", _COMPILE, *map(os.fspath, sources)],
         capture_output=True,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from envs.sandbox import bubblewrap
 from envs.sandbox.aio import uninterrupted
-from envs.sandbox.base import Sandbox, SandboxError
+from envs.sandbox.base import DockerOptions, Sandbox, SandboxError
 from envs.sandbox.process import Process
 
-Backend = Literal["auto", "bubblewrap", "process"]
+if TYPE_CHECKING:
+    from configs.schema import SandboxConfig
+    from envs.sandbox.docker import Docker
+
+Backend = Literal["auto", "bubblewrap", "docker", "process"] | DockerOptions
 
 _LONGEST = 200
 _SYSTEM = (
@@ -22,9 +26,28 @@ _SYSTEM = (
 
 
 @functools.cache
-def unavailable() -> str:
-    """Why bubblewrap cannot be used on this machine; empty when it can. Tried once per process."""
+def _bubblewrap_missing() -> str:
     return bubblewrap.missing()
+
+
+def unavailable(backend: Backend = "bubblewrap") -> str:
+    """Why a backend cannot be used on this machine; empty when it can. Bubblewrap is tried once per process."""
+    if backend == "process":
+        return ""
+    if backend in ("auto", "bubblewrap"):
+        return _bubblewrap_missing()
+    from envs.sandbox import docker
+
+    return docker.missing(_docker_options(backend))
+
+
+def _docker_options(backend: Backend) -> DockerOptions:
+    return backend if isinstance(backend, DockerOptions) else DockerOptions()
+
+
+def chosen(config: SandboxConfig) -> Backend:
+    """The backend of a run's settings."""
+    return DockerOptions(config.docker.image, config.docker.runtime) if config.backend == "docker" else config.backend
 
 
 def available() -> bool:
@@ -44,20 +67,29 @@ def mount_dir_fault(mount_dir: str) -> str:
     return ""
 
 
-async def create(backend: Backend, label: str, input_files: Path | None, mount_dir: str, root: Path) -> Sandbox:
-    """A sandbox under ``root/<label>`` whose workspace is a copy of ``input_files`` (None or missing: empty).
+def _room(backend: Backend, root: Path, label: str, mount_dir: str) -> bubblewrap.Bubblewrap | Docker | Process:
+    if backend == "docker" or isinstance(backend, DockerOptions):
+        # Only who asks for it pays for its imports. What is missing is found when it is built.
+        from envs.sandbox.docker import Docker
 
-    ``auto`` takes bubblewrap where it works, else ``process``. Cancelled in the middle, it leaves nothing.
-    Raises ValueError for a label or mount_dir that cannot be used, SandboxError when the backend is not
-    available or the label is taken.
-    """
-    if fault := mount_dir_fault(mount_dir):
-        raise ValueError(f"mount_dir {mount_dir!r}: {fault}")
-    reason = "" if backend == "process" else unavailable()
+        return Docker(root, label, mount_dir, _docker_options(backend))
+    reason = unavailable(backend)
     if backend == "bubblewrap" and reason:
         raise SandboxError(reason)
     kind = Process if backend == "process" or reason else bubblewrap.Bubblewrap
-    sandbox = kind(root, label, mount_dir)
+    return kind(root, label, mount_dir)
+
+
+async def create(backend: Backend, label: str, input_files: Path | None, mount_dir: str, root: Path) -> Sandbox:
+    """A sandbox under ``root/<label>`` whose workspace is a copy of ``input_files`` (None or missing: empty).
+
+    ``auto`` takes bubblewrap where it works, else ``process``; ``docker`` means ``DockerOptions()``. Cancelled in the
+    middle, it leaves nothing. Raises ValueError for a label or mount_dir that cannot be used, SandboxError when the
+    backend is not available or the label is taken.
+    """
+    if fault := mount_dir_fault(mount_dir):
+        raise ValueError(f"mount_dir {mount_dir!r}: {fault}")
+    sandbox = _room(backend, root, label, mount_dir)
     try:
         await uninterrupted(asyncio.to_thread(sandbox.build, input_files))
     except BaseException:

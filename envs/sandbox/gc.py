@@ -1,8 +1,8 @@
-"""Removing what dead owners left: the processes of their sandboxes, then the directories.
+"""Removing what dead owners left: the processes and containers of their sandboxes, then the directories.
 
 A sandbox names its owner by pid and start time. Its processes die with the owner, save in the milliseconds of
-its start in which the kernel has not yet been told so. Therefore every owner has a warden: a process that
-waits for the owner's end and then cleans up after it.
+its start in which the kernel has not yet been told so, and save those in containers. Therefore every owner has a
+warden: a process that waits for the owner's end and then cleans up after it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from envs.sandbox.files import remove_tree
@@ -94,16 +95,25 @@ def _mounts(process: Path, base: Path) -> bool:
 
 
 def gc(root: Path) -> list[str]:
-    """Remove every sandbox under ``root`` whose owner is gone, processes first; the labels removed."""
-    removed = []
+    """Remove every sandbox under ``root`` whose owner is gone, what runs first; the labels removed."""
     root = root.resolve()
-    for base in sorted(root.iterdir()) if root.is_dir() else []:
-        if base.is_symlink() or not base.is_dir() or owned(base):
-            continue
+    found = sorted(root.iterdir()) if root.is_dir() else []
+    orphans = [base for base in found if not base.is_symlink() and base.is_dir() and not owned(base)]
+    removed = gc_containers(root, orphans)
+    for base in orphans:
         end_processes(base)
         remove_tree(base)
-        removed.append(base.name)
-    return removed
+    return sorted({*removed, *(base.name for base in orphans)})
+
+
+def gc_containers(root: Path | None, bases: Sequence[Path] = ()) -> list[str]:
+    """Remove the containers of sandboxes whose owners are gone, wherever a Docker engine listens; their labels.
+
+    ``root``: only those under it. ``bases``: the folders of sandboxes whose containers go in any case.
+    """
+    from envs.sandbox import engine
+
+    return [] if engine.unreachable() else engine.remove_orphans(root, bases)
 
 
 @functools.cache

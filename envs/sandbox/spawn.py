@@ -53,7 +53,7 @@ class Child:
 
     def measure(self, meter: Meter | None) -> None:
         """Keep ``meter`` up to date from here on."""
-        self._out.meter = self._err.meter = meter
+        self._out.kept.meter = self._err.kept.meter = meter
 
     async def gone(self) -> int:
         """Wait for the program itself; its exit code, or minus the signal that ended it."""
@@ -66,8 +66,8 @@ class Child:
         await self._out.end()
         await self._err.end()
         os.close(self.pidfd)
-        stdout, cut_out = self._out.value()
-        stderr, cut_err = self._err.value()
+        stdout, cut_out = self._out.kept.value()
+        stderr, cut_err = self._err.kept.value()
         return Finished(code, stdout, stderr, time.monotonic() - self.started, cut_out or cut_err)
 
 

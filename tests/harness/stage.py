@@ -101,6 +101,7 @@ async def perform(
     seed: int = 0,
     policy: Engine | None = None,
     task: Callable[[Path], Task] = make_task,
+    backend: str = "auto",
 ) -> Performance:
     """Run the session under ``folder``, which is made; its path must be short enough for sockets.
 
@@ -122,7 +123,7 @@ async def perform(
             config = RunConfig.model_validate(
                 {
                     "harness": {"name": harness},
-                    "sandbox": {"wall_s": wall_s, "memory_mb": 4096},
+                    "sandbox": {"backend": backend, "wall_s": wall_s, "memory_mb": 4096},
                     "engine": {"max_len": scenario.context},
                 }
             )

@@ -21,6 +21,7 @@ from pathlib import Path
 from envs.harnesses.external.adapters import PROGRAMS
 from envs.harnesses.external.program import NODE, own_path, python_minor
 from envs.harnesses.external.releases import STAMP, Release, missing, releases
+from envs.sandbox import recipe
 from envs.sandbox.bubblewrap import interpreter
 
 Say = Callable[[str], None]
@@ -99,8 +100,9 @@ def _npm(release: Release, folder: Path) -> list[list[str]]:
 
 
 def _pip(release: Release, folder: Path) -> list[list[str]]:
-    """One set of packages for each Python that may run it: a sandbox's, and our own (backend ``process``)."""
-    minors = {python_minor(interpreter()[0]), f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    """One set of packages for each Python that may run it: a sandbox's, the image's, and our own."""
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    minors = {python_minor(interpreter()[0]), python_minor(recipe.python()), ours}
     packages = [f"{package}=={version}" for package, version in release.packages.items()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -67,7 +68,11 @@ def own_path(path: str) -> str:
 
 @functools.cache
 def python_minor(python: str) -> str:
-    """``3.11`` of an interpreter as a sandbox names it; one that this machine lacks is the one that runs this."""
+    """``3.11`` of an interpreter as a sandbox names it: what its name says, or it itself where this machine has it;
+    else it is the one that runs this.
+    """
+    if said := re.fullmatch(r"python(\d+\.\d+)", Path(python).name):
+        return said[1]
     if not Path(python).exists():
         return f"{sys.version_info[0]}.{sys.version_info[1]}"
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
