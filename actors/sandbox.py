@@ -21,9 +21,9 @@ from envs.episode import EpisodeOutcome, EpisodeSpec, Status
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
-from envs.sandbox.create import create
 from envs.sandbox.gc import gc
 from envs.sandbox.grading import grade
+from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 
 _LOG_CHARACTERS = 2000
@@ -70,17 +70,23 @@ class SandboxActor:
         self._losses: dict[Path, asyncio.Task[None]] = {}
         gc(root)
         sandbox = config.sandbox
+        self._pool = Pool(sandbox.backend, root, sandbox.pool)
         self._limits = Limits(
             wall_s=sandbox.wall_s,
             cpu_s=sandbox.cpu_s,
             memory_mb=sandbox.memory_mb,
             processes=sandbox.processes,
+            cpus=sandbox.cpus,
             file_mb=sandbox.file_mb,
         )
         self._grading = Limits(wall_s=sandbox.grade_s, cpu_s=sandbox.grade_s, output_bytes=1 << 16)
 
     async def ping(self) -> bool:
         return True
+
+    async def close(self) -> None:
+        """Remove the rooms that wait for an episode."""
+        await self._pool.close()
 
     async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:
         """One attempt at an episode; trouble that is not the agent's comes back as ``failed``."""
@@ -101,13 +107,12 @@ class SandboxActor:
         sandbox = None
         try:
             async with seconds.stage("create"):
-                sandbox = await create(
-                    config.sandbox.backend, room, spec.task.input_files, spec.task.mount_dir, self._root
-                )
+                sandbox = await self._pool.create(spec.harness, room, spec.task.input_files, spec.task.mount_dir)
                 adapter = harness(config.harness)
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits)
                 command = through_relay(sandbox, command, Path(session["socket"]))
+                self._pool.expect(spec.harness, spec.task.mount_dir, command)
             async with seconds.stage("run"):
                 finished = await self._run_beside_proxy(sandbox, command, Path(session["socket"]))
                 closed = await self._proxy.close_session(session["key"])

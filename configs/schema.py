@@ -60,12 +60,25 @@ class SandboxConfig(Config):
     )
     actors: int = Field(1, ge=1, description="Sandbox actors; their episodes run at the same time.")
     concurrency: int = Field(32, ge=1, description="Episodes at the same time in one actor.")
+    pool: int = Field(
+        4,
+        ge=0,
+        description="Rooms that one actor keeps ready, started before their task is known (bubblewrap only); 0: none.",
+    )
     root: Path | None = Field(None, description="Where sandboxes keep their files; none: a temporary folder.")
     wall_s: float = Field(120.0, gt=0, description="Wall seconds that one harness may run.")
     cpu_s: float = Field(60.0, gt=0, description="CPU seconds of one process inside.")
-    memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
+    memory_mb: int = Field(
+        2048,
+        ge=64,
+        description="Memory inside in MiB, /tmp included: of all processes together where control groups can be made, "
+        "else of each.",
+    )
+    cpus: float = Field(
+        0.0, ge=0, description="Cores that one sandbox may use, where control groups can be made; 0: a fair share."
+    )
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
-    file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    file_mb: int = Field(256, ge=1, description="Largest file that may be written, and all of /tmp, in MiB.")
     grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
     retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
 

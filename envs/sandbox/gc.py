@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from envs.sandbox import cgroups
 from envs.sandbox.files import remove_tree
 
 _OWNER_FILE = "owner"
@@ -59,7 +60,8 @@ def owned(base: Path) -> bool:
         pid, _, started = (base / _OWNER_FILE).read_text().strip().partition(" ")
         return start_time(int(pid)) == started
     except (FileNotFoundError, ValueError):
-        return time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
+        # One that has another name or is gone by now is its owner's affair.
+        return not base.exists() or time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
 
 
 def processes_of(base: Path) -> list[int]:
@@ -94,7 +96,10 @@ def _mounts(process: Path, base: Path) -> bool:
 
 
 def gc(root: Path) -> list[str]:
-    """Remove every sandbox under ``root`` whose owner is gone, processes first; the labels removed."""
+    """Remove every sandbox under ``root`` whose owner is gone, processes first; the labels removed.
+
+    Control groups of owners that are gone are removed too, wherever the sandboxes were.
+    """
     removed = []
     root = root.resolve()
     for base in sorted(root.iterdir()) if root.is_dir() else []:
@@ -103,6 +108,7 @@ def gc(root: Path) -> list[str]:
         end_processes(base)
         remove_tree(base)
         removed.append(base.name)
+    cgroups.collect(start_time)
     return removed
 
 

@@ -127,6 +127,7 @@ async def perform(
             task = make_task(folder / "task")
             spec = EpisodeSpec(f"{harness}-{scenario.name}", task, harness, "group", seed, 0)
             outcome = await actor.run_episode(spec)
+            await actor.close()
     finally:
         await server.stop()
     return Performance(
