@@ -85,7 +85,9 @@ class SandboxActor:
         return True
 
     async def close(self) -> None:
-        """Remove the rooms that wait for an episode."""
+        """Remove the rooms that wait for an episode, and stop listening for proxies that are lost."""
+        for watching in self._losses.values():
+            watching.cancel()
         await self._pool.close()
 
     async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:

@@ -144,8 +144,10 @@ class Namespace:
         while chunk := os.read(self._status, 4096):
             self._text += chunk
         os.close(self._status)
-        setup_failed = b"exit-code" not in self._text and code is not None and not self.killed
-        if setup_failed or (code == 127 and finished.stderr.startswith(_NOT_STARTED)):
+        untold = b"exit-code" not in self._text and code is not None and not self.killed
+        if untold and code < 0:
+            raise SandboxError(f"the sandbox was killed from outside (signal {-code})")
+        if untold or (code == 127 and finished.stderr.startswith(_NOT_STARTED)):
             reason = finished.stderr.decode(errors="replace").strip()[-1000:]
             raise SandboxError(f"the sandbox could not start the command (exit code {code}): {reason}")
         return finished
