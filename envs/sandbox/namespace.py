@@ -144,9 +144,9 @@ class Namespace:
         while chunk := os.read(self._status, 4096):
             self._text += chunk
         os.close(self._status)
-        untold = b"exit-code" not in self._text and code is not None and not self.killed
-        if untold and code < 0:
-            raise SandboxError(f"the sandbox was killed from outside (signal {-code})")
+        untold = code is not None and b"exit-code" not in self._text and not self.killed
+        if untold and (number := -self.child.process.returncode) > 0:
+            raise SandboxError(f"the sandbox was killed from outside (signal {number})")
         if untold or (code == 127 and finished.stderr.startswith(_NOT_STARTED)):
             reason = finished.stderr.decode(errors="replace").strip()[-1000:]
             raise SandboxError(f"the sandbox could not start the command (exit code {code}): {reason}")

@@ -87,6 +87,11 @@ class Pool:
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._fill())
 
+    async def filled(self) -> None:
+        """Return once no more rooms are being started."""
+        if self._filling is not None:
+            await asyncio.wait([self._filling])
+
     def _take(self, kind: str, mount_dir: str) -> Bubblewrap | None:
         known = self._kinds.get((kind, mount_dir))
         while known is not None and known.rooms:

@@ -59,8 +59,7 @@ async def warmed(pool: Pool, like: Command, kind: str = "k") -> None:
     """Have a room ready for commands like ``like``."""
     for _ in range(2):
         pool.expect(kind, MOUNT_DIR, like)
-    assert pool._filling is not None
-    await asyncio.wait_for(pool._filling, 60)
+    await asyncio.wait_for(pool.filled(), 60)
     assert waits(pool, kind)
 
 
