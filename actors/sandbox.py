@@ -114,7 +114,7 @@ class SandboxActor:
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits)
                 command = through_relay(sandbox, command, Path(session["socket"]))
-                self._pool.expect(spec.harness, spec.task.mount_dir, command)
+                self._pool.expect(spec.harness, sandbox, command)
             async with seconds.stage("run"):
                 finished = await self._run_beside_proxy(sandbox, command, Path(session["socket"]))
                 closed = await self._proxy.close_session(session["key"])

@@ -78,7 +78,7 @@ class Bench:
         command = Command(argv, sandbox.environment(), limits=LIMITS)
         command = through_relay(sandbox, command, self.socket) if relay else command
         if self.pool is not None:
-            self.pool.expect("bench", MOUNT_DIR, command)
+            self.pool.expect("bench", sandbox, command)
         return command
 
     def once(self, backend: Backend, relay: bool) -> Piece:

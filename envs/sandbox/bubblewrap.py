@@ -187,7 +187,7 @@ class Bubblewrap(Room):
         for name in ("passwd", "group", "hosts", "nsswitch.conf"):
             arguments += ["--ro-bind", f"{base}/etc/{name}", f"/etc/{name}"]
         for mount in shape.mounts:
-            arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(mount.host), mount.inside]
+            arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(self.base / mount.host), mount.inside]
         if self.uid is None:
             arguments += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
         return [*arguments, "--remount-ro", "/", "--chdir", self.mount_dir]
@@ -225,6 +225,9 @@ class Bubblewrap(Room):
 
         Raises SandboxError. Whoever cancels it has to destroy the sandbox.
         """
+        for mount in shape.mounts:
+            if not mount.host.is_absolute():
+                (self.base / mount.host).mkdir(mode=0o755, parents=True, exist_ok=True)
         group = self._bounds(Limits(file_mb=shape.file_mb))
         program = compiled(self.python, _WAITING)[0]
         shown = Mount(program, f"/opt/waiting/waiting{program.suffix}")
@@ -245,13 +248,13 @@ class Bubblewrap(Room):
             raise SandboxError(f"sandbox {self.label!r}: one command at a time; one is still running")
         group = self._bounds(command.limits)
         waiting, self._waiting = self._waiting, None
-        if waiting is not None and waiting.shape == Shape.of(command):
+        if waiting is not None and waiting.shape == Shape.of(command, self.base):
             with contextlib.suppress(LostError):
                 return await self._run(waiting, waiting.hand_over(command), command)
         elif waiting is not None:
             waiting.kill()
             self._dismissed = waiting
-        argv, arguments = self._argv(command.argv), self._arguments(Shape.of(command))
+        argv, arguments = self._argv(command.argv), self._arguments(Shape.of(command, self.base))
         started = Namespace(self.base, argv, arguments, command.env, command.limits.output_bytes)
         return await self._run(started, uninterrupted(started.begin(group, command.limits)), command)
 

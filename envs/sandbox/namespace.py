@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.sandbox.aio import readable
@@ -48,12 +48,18 @@ class Shape:
     """What of a command has to be known when its namespaces are made; the rest can come later."""
 
     mounts: tuple[Mount, ...]
+    """Folders of the room itself by their paths in it, so that rooms can have the same shape."""
     file_mb: int
     output_bytes: int
 
     @classmethod
-    def of(cls, command: Command) -> Shape:
-        return cls(command.mounts, command.limits.file_mb, command.limits.output_bytes)
+    def of(cls, command: Command, base: Path) -> Shape:
+        """The shape of a command in the room at ``base``."""
+        mounts = tuple(
+            replace(mount, host=mount.host.relative_to(base)) if mount.host.is_relative_to(base) else mount
+            for mount in command.mounts
+        )
+        return cls(mounts, command.limits.file_mb, command.limits.output_bytes)
 
 
 class Namespace:

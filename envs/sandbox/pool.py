@@ -22,7 +22,7 @@ from pathlib import Path
 from envs.sandbox.aio import uninterrupted
 from envs.sandbox.base import Command, Sandbox, SandboxError
 from envs.sandbox.bubblewrap import Bubblewrap
-from envs.sandbox.create import Backend, create, mount_dir_fault, unavailable
+from envs.sandbox.create import Backend, create, unavailable
 from envs.sandbox.namespace import Shape
 
 _log = logging.getLogger(__name__)
@@ -71,13 +71,17 @@ class Pool:
         self.hits += 1
         return room
 
-    def expect(self, kind: str, mount_dir: str, command: Command) -> None:
-        """Keep rooms ready for more commands of a kind that look like this one."""
-        if not self._size or mount_dir_fault(mount_dir):
+    def expect(self, kind: str, sandbox: Sandbox, command: Command) -> None:
+        """Keep rooms ready for more commands of a kind that look like this one, which is to run in ``sandbox``.
+
+        A folder of the sandbox's own that the command mounts is made in each of those rooms, empty.
+        """
+        if not self._size or not isinstance(sandbox, Bubblewrap):
             return
-        known = self._kinds.setdefault((kind, mount_dir), _Kind())
-        self._kinds.move_to_end((kind, mount_dir))
-        shape = Shape.of(command)
+        key = kind, sandbox.mount_dir
+        known = self._kinds.setdefault(key, _Kind())
+        self._kinds.move_to_end(key)
+        shape = Shape.of(command, sandbox.base)
         known.steady = known.shape == shape
         if not known.steady:
             known.shape = shape

@@ -57,8 +57,9 @@ def script(sandbox: Sandbox, text: str, limits: Limits = QUICK, **env: str) -> C
 
 async def warmed(pool: Pool, like: Command, kind: str = "k") -> None:
     """Have a room ready for commands like ``like``."""
+    seen = Bubblewrap(pool._root, "seen", MOUNT_DIR)
     for _ in range(2):
-        pool.expect(kind, MOUNT_DIR, like)
+        pool.expect(kind, seen, like)
     await asyncio.wait_for(pool.filled(), 60)
     assert waits(pool, kind)
 
@@ -126,9 +127,25 @@ async def test_what_does_not_fit_starts_as_without_a_pool(pool, tmp_path):
     assert pool.hits == hits
 
 
+async def test_a_folder_of_the_rooms_own_can_be_mounted(pool):
+    def command(sandbox: Sandbox) -> Command:
+        doors = sandbox.home.parent / "doors"
+        return replace(script(sandbox, "cat /run/doors/told"), mounts=(Mount(doors, "/run/doors"),))
+
+    await warmed(pool, command(Bubblewrap(pool._root, "seen", MOUNT_DIR)))
+    sandbox = await taken(pool)
+    (sandbox.base / "doors" / "told").write_text(sandbox.label)
+    waiting = sandbox._waiting
+    assert (await sandbox.run(command(sandbox))).stdout == b"one"
+    assert waiting is not None
+    assert not waiting.killed, "it fits"
+    await sandbox.destroy()
+
+
 async def test_rooms_are_kept_only_for_what_comes_twice_and_within_the_size(pool, tmp_path):
+    seen = Bubblewrap(tmp_path / "rooms", "seen", MOUNT_DIR)
     for number in range(4):
-        pool.expect("k", MOUNT_DIR, replace(LIKE, mounts=(Mount(tmp_path, f"/opt/{number}"),)))
+        pool.expect("k", seen, replace(LIKE, mounts=(Mount(tmp_path, f"/opt/{number}"),)))
         await asyncio.sleep(0.05)
         assert waits(pool) == 0
     await warmed(pool, LIKE, "a")
@@ -209,7 +226,7 @@ async def test_cancellation_leaves_nothing(tmp_path, delay):
     async def episode() -> None:
         sandbox = await pool.create("k", "cancelled", None, MOUNT_DIR)
         try:
-            pool.expect("k", MOUNT_DIR, LIKE)
+            pool.expect("k", sandbox, LIKE)
             await sandbox.run(script(sandbox, "setsid -f sleep 994.0107; sleep 994.0107"))
         finally:
             await sandbox.destroy()
@@ -227,10 +244,10 @@ async def test_cancellation_leaves_nothing(tmp_path, delay):
 async def test_without_a_size_there_is_no_room(tmp_path):
     for backend, size in (("bubblewrap", 0), ("process", 3)):
         pool = Pool(backend, tmp_path / "rooms", size)  # type: ignore[arg-type]
-        pool.expect("k", MOUNT_DIR, LIKE)
-        pool.expect("k", MOUNT_DIR, LIKE)
-        assert pool._filling is None
         sandbox = await pool.create("k", "one", None, MOUNT_DIR)
+        pool.expect("k", sandbox, LIKE)
+        pool.expect("k", sandbox, LIKE)
+        assert pool._filling is None
         assert (await sandbox.run(script(sandbox, "echo fine"))).stdout == b"fine\n"
         await sandbox.destroy()
         await pool.close()

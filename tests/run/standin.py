@@ -68,6 +68,9 @@ class StandIn:
         await _call(self.parts[session].closed, session)
         return Summary(session, calls, 1, 1, "stop", True, True, "", "", 0, {}, 0.0)
 
+    async def since_call(self, key: str) -> float:
+        return 0.0
+
     @property
     def sessions(self) -> int:
         """How many are open."""
