@@ -37,7 +37,6 @@ from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
 from envs.sandbox.bytecode import compiled
 from envs.sandbox.cgroups import Group
 from envs.sandbox.files import copy_tree
-from envs.sandbox.gc import start_time
 from envs.sandbox.namespace import INSTALL, LostError, Namespace, Shape, Waiting, program
 from envs.sandbox.relayed import RELAY_FOLDER
 from envs.sandbox.room import Room
@@ -216,7 +215,7 @@ class Bubblewrap(Room):
     def _bounds(self, limits: Limits) -> Group:
         """The control groups of this sandbox, made with its first command, bounded for this one."""
         if self._group is None:
-            self._group = Group(self.label, start_time(os.getpid()) or "")
+            self._group = Group(self.label)
         self._group.limit(limits)
         return self._group
 

@@ -16,11 +16,12 @@ import functools
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from envs.sandbox.base import Limits, SandboxError
+from envs.sandbox.proc import start_time
 
 _PREFIX = "reins-"
 _CONTROLLERS = ("memory", "pids", "cpu")
@@ -65,17 +66,22 @@ def _limit(folder: Path, version: int, controllers: Iterable[str], limits: Limit
                 (folder / name).write_text(value)
 
 
-def _space() -> int:
-    """The process namespace that the process ids in names are of."""
-    return Path("/proc/self/ns/pid").stat().st_ino
+def _space() -> str:
+    """How the names of groups begin whose owners' process ids are of our own process namespace."""
+    return f"{_PREFIX}{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _owned() -> str:
+    """How the names of our own groups begin."""
+    return f"{_space()}.{os.getpid()}.{start_time(os.getpid())}"
 
 
 class Group:
     """The control groups of one sandbox, one per hierarchy; none where none can be made."""
 
-    def __init__(self, label: str, started: str) -> None:
-        """``started``: when this process began, as ``gc.start_time`` says. Raises SandboxError."""
-        name = f"{_PREFIX}{_space()}.{os.getpid()}.{started}.{label}"
+    def __init__(self, label: str) -> None:
+        """Raises SandboxError."""
+        name = f"{_owned()}.{label}"
         self._parents = parents()
         self._folders = [parent.folder / name for parent in self._parents]
         for folder in self._folders:
@@ -105,10 +111,10 @@ class Group:
                 raise SandboxError(f"could not remove the control group {folder}: a process stays in it")
 
 
-def collect(started: Callable[[int], str | None]) -> list[Path]:
-    """Remove the groups whose owners are gone; the folders removed. ``started``: as ``gc.start_time``."""
+def collect() -> list[Path]:
+    """Remove the groups whose owners are gone; the folders removed."""
     mounted = _mounted(Path("/proc/self/mountinfo").read_text(), "")
-    ours = f"{_PREFIX}{_space()}."
+    ours = f"{_space()}."
     found = []
     for top in set(mounted.values()):
         for above, folders, _ in os.walk(top):
@@ -116,7 +122,7 @@ def collect(started: Callable[[int], str | None]) -> list[Path]:
     dead = []
     for folder in found:
         pid, start = folder.name.removeprefix(ours).split(".")[:2]
-        if started(int(pid)) != start and _removed(folder):
+        if start_time(int(pid)) != start and _removed(folder):
             dead.append(folder)
     return dead
 
@@ -194,7 +200,7 @@ def _mounted(mountinfo: str, cgroup: str) -> dict[str, Path]:
 
 def _works(folder: Path, version: int, controllers: Iterable[str]) -> bool:
     """Whether a group below ``folder`` can be made, bounded and entered."""
-    group = folder / f"{_PREFIX}probe-{os.getpid()}"
+    group = folder / f"{_owned()}.probe"
     probe = None
     try:
         group.mkdir(exist_ok=True)

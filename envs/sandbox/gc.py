@@ -18,33 +18,12 @@ from pathlib import Path
 
 from envs.sandbox import cgroups
 from envs.sandbox.files import remove_tree
+from envs.sandbox.proc import start_time
 
 _OWNER_FILE = "owner"
 _UNOWNED_GRACE_S = 60.0
 _ROUNDS = 6
 _PAUSE_S = 0.5
-
-
-def _status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; none when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    # The second field may hold spaces and parentheses itself.
-    return text.rpartition(")")[2].split()
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process; None when there is no such process."""
-    fields = _status(pid)
-    return int(fields[1]) if fields else None
-
-
-def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot, as text; None when there is no such process."""
-    fields = _status(pid)
-    return fields[19] if fields else None
 
 
 def claim(base: Path) -> None:
@@ -108,7 +87,7 @@ def gc(root: Path) -> list[str]:
         end_processes(base)
         remove_tree(base)
         removed.append(base.name)
-    cgroups.collect(start_time)
+    cgroups.collect()
     return removed
 
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from envs.sandbox.aio import readable
 from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
 from envs.sandbox.cgroups import Group
-from envs.sandbox.gc import end_processes, parent_of
+from envs.sandbox.gc import end_processes
+from envs.sandbox.proc import parent_of
 from envs.sandbox.spawn import Child
 from envs.sandbox.waiting import message
 

@@ -17,7 +17,7 @@ from envs.sandbox import cgroups
 from envs.sandbox.base import Command, Limits, SandboxError
 from envs.sandbox.bubblewrap import own_user_namespace, sized_tmpfs
 from envs.sandbox.create import create, unavailable
-from envs.sandbox.gc import gc, start_time
+from envs.sandbox.gc import gc
 from envs.sandbox.relayed import through_relay
 
 MOUNT_DIR = "/root/workspace"
@@ -34,10 +34,9 @@ print(sum(os.wait()[1] != 0 for _ in range(4)))
 
 
 OWNER = """
-import os, time
+import time
 from envs.sandbox.cgroups import Group
-from envs.sandbox.gc import start_time
-Group("x", start_time(os.getpid()))
+Group("x")
 print("made", flush=True)
 time.sleep(60)
 """
@@ -111,13 +110,28 @@ async def test_groups_go_with_their_sandbox_and_with_a_killed_owner(tmp_path):
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)  # noqa: ASYNC220
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"made\n"
-    assert start_time(owner.pid)
     assert len(groups(owner.pid)) == len(cgroups.parents())
     owner.kill()
     owner.wait()
     owner.stdout.close()
     gc(tmp_path)
     assert groups(owner.pid) == []
+
+
+def test_bounds_can_be_changed_in_both_directions():
+    group = cgroups.Group("changing")
+    try:
+        for memory_mb, cpus in ((64, 0.5), (2048, 0.0), (32, 2.0)):
+            group.limit(Limits(memory_mb=memory_mb, cpus=cpus))
+            for parent, folder in zip(cgroups.parents(), group._folders, strict=True):
+                if parent.version == 1 and "memory" in parent.controllers:
+                    assert int((folder / "memory.limit_in_bytes").read_text()) == memory_mb << 20
+                if parent.version == 1 and "cpu" in parent.controllers:
+                    assert int((folder / "cpu.cfs_quota_us").read_text()) == (cpus * 100_000 or -1)
+                if parent.version == 2 and "memory" in parent.controllers:
+                    assert int((folder / "memory.max").read_text()) == memory_mb << 20
+    finally:
+        group.remove()
 
 
 async def test_every_namespace_is_a_sandboxs_own(tmp_path):

@@ -6,7 +6,7 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path
 
-from envs.sandbox.gc import parent_of
+from envs.sandbox.proc import parent_of
 
 
 def descendants(of: int) -> set[int]:
