@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +241,41 @@ async def test_cancellation_leaves_nothing(tmp_path, delay):
     await pool.close()
     assert left(tmp_path / "rooms") == []
     assert descriptors() - before == set()
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from envs.sandbox.base import Command
+from envs.sandbox.bubblewrap import Bubblewrap
+from envs.sandbox.pool import Pool
+async def main():
+    root = Path(sys.argv[1])
+    pool = Pool("bubblewrap", root, 2)
+    for _ in range(2):
+        pool.expect("k", Bubblewrap(root, "seen", "/root/workspace"), Command(("/bin/true",)))
+    if sys.argv[2] == "filled":
+        await pool.filled()
+    print("there", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("state", ["filled", "filling"])
+async def test_a_killed_owner_leaves_no_room(tmp_path, state):
+    root = tmp_path / "rooms"
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, root, state, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert await owner.stdout.readline() == b"there\n"
+    await asyncio.sleep(0 if state == "filled" else 0.1)
+    owner.kill()
+    await owner.wait()
+    for _ in range(300):
+        if not left(root, owner.pid):
+            break
+        await asyncio.sleep(0.1)
+    assert left(root, owner.pid) == []
 
 
 async def test_without_a_size_there_is_no_room(tmp_path):
