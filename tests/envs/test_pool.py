@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -169,7 +170,8 @@ async def test_a_room_that_died_is_no_trouble(pool, victim):
         # It dies after it was taken: its command starts anew.
         sandbox = await taken(pool)
         for pid in processes_of(sandbox.base):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert (await sandbox.run(script(sandbox, "echo fine"))).stdout == b"fine\n"
     await sandbox.destroy()
 
@@ -265,7 +267,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("state", ["filled", "filling"])
 async def test_a_killed_owner_leaves_no_room(tmp_path, state):
     root = tmp_path / "rooms"
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, root, state, stdout=subprocess.PIPE)
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, str(root), state, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     assert await owner.stdout.readline() == b"there\n"
     await asyncio.sleep(0 if state == "filled" else 0.1)
