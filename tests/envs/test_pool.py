@@ -48,10 +48,13 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     assert left(tmp_path / "rooms") == []
 
 
-def left(root: Path) -> list[str]:
-    """What is there of sandboxes: folders and control groups."""
-    groups = [str(folder) for parent in cgroups.parents() for folder in parent.folder.glob(f"reins-*.{os.getpid()}.*")]
-    return groups + ([path.name for path in root.iterdir()] if root.is_dir() else [])
+def left(root: Path, owner: int | None = None) -> list[str]:
+    """What is there of a process's sandboxes: folders, control groups and processes."""
+    rooms = list(root.iterdir()) if root.is_dir() else []
+    names = f"reins-*.{owner or os.getpid()}.*"
+    groups = [folder for parent in cgroups.parents() for folder in parent.folder.glob(names)]
+    processes = [pid for room in rooms if (room / "workspace").exists() for pid in processes_of(room)]
+    return [*map(str, rooms), *map(str, groups), *map(str, processes)]
 
 
 def script(sandbox: Sandbox, text: str, limits: Limits = QUICK, **env: str) -> Command:
