@@ -28,7 +28,8 @@ def left(folder: Path) -> set[str]:
             continue
         if str(folder) in views:
             found.add(f"process {process.name} that sees {folder}")
-    found |= {f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found |= {f"mount {line}" for line in mounts if str(folder) in line}
     lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     found |= {f"socket {line.split()[-1]}" for line in lines if str(folder) in line}
     found |= {f"entry {path}" for path in folder.rglob("*")}
