@@ -9,8 +9,9 @@ command's end until nothing is left. ``pool`` is bubblewrap with a room ready fo
 with the same workspace, read-only and without a network, from an image that holds nothing but the command; left out
 where no engine answers.
 
-``held`` is what the kernel's available memory loses while a few hundred sandboxes hold a sleeping command, each; how
-many fit into 16 GiB follows from that by division. The last line is JSON.
+``held`` is what the kernel's available memory loses with each of a few hundred sandboxes that hold a sleeping command:
+the median over tens of them, so that what else happens on the machine counts little. How many fit into 16 GiB follows
+from that by division. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ MOUNT_DIR = "/root/workspace"
 LIMITS = Limits(wall_s=600.0)
 DATE = ("/usr/bin/date", "+%s%N")
 HELD_GIB = 16
+HELD_STEP = 10
 
 
 @dataclass
@@ -134,21 +136,22 @@ def available_kib() -> int:
     return int(line.split()[1])
 
 
-async def held_mib(bench: Bench, backend: Backend, relay: bool, count: int) -> float:
-    """MiB of memory that one sandbox with a sleeping command takes, measured over ``count``."""
-    before = available_kib()
-    sandboxes = [await bench.sandbox(backend) for _ in range(count)]
+async def held_mib(bench: Bench, backend: Backend, relay: bool, count: int) -> float | None:
+    """MiB of memory that one sandbox with a sleeping command takes; None where other programs made it unmeasurable."""
     sleep = ("/bin/bash", "-c", "touch held; exec sleep 600")
-    running = []
-    for sandbox in sandboxes:
+    sandboxes, running, steps = [], [], [available_kib()]
+    for number in range(1, count + 1):
+        sandboxes.append(sandbox := await bench.sandbox(backend))
         running.append(asyncio.create_task(sandbox.run(bench.command(sandbox, sleep, relay))))
         while not (sandbox.workspace / "held").exists():  # noqa: ASYNC110 - the other side is a file
             await asyncio.sleep(0.001)
-    await asyncio.sleep(1.0)
-    taken = before - available_kib()
+        if number % HELD_STEP == 0:
+            await asyncio.sleep(0.1)
+            steps.append(available_kib())
     await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
     await asyncio.gather(*running)
-    return taken / 1024 / count
+    mib = float(np.median(-np.diff(steps))) / 1024 / HELD_STEP
+    return mib if mib > 0 else None
 
 
 class Docker:
@@ -214,9 +217,10 @@ class Sizes:
     crowd: int
     held: int
     docker: int
+    docker_crowd: int
 
 
-async def bench(folder: Path, sizes: Sizes) -> tuple[dict[str, list[Times]], dict[str, float], str]:
+async def bench(folder: Path, sizes: Sizes) -> tuple[dict[str, list[Times]], dict[str, float | None], str]:
     """Times by what was measured, MiB of a held sandbox by its kind, and why there is no Docker."""
     files = folder / "files"
     files.mkdir()
@@ -225,7 +229,7 @@ async def bench(folder: Path, sizes: Sizes) -> tuple[dict[str, list[Times]], dic
     server = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), folder / "api" / "api.sock")
     made = Bench(folder / "rooms", files, folder / "api" / "api.sock")
     results: dict[str, list[Times]] = {}
-    held: dict[str, float] = {}
+    held: dict[str, float | None] = {}
     async with server:
         if not unavailable():
             for relay in (False, True):
@@ -240,14 +244,17 @@ async def bench(folder: Path, sizes: Sizes) -> tuple[dict[str, list[Times]], dic
     if not docker.missing:
         docker.make_image()
         try:
-            results["docker"] = [await repeated(docker.once, sizes.docker), await at_once(docker.once, sizes.crowd)]
+            results["docker"] = [
+                await repeated(docker.once, sizes.docker),
+                await at_once(docker.once, sizes.docker_crowd),
+            ]
         finally:
             docker.remove_image()
     return results, held, docker.missing
 
 
-def report(results: dict[str, list[Times]], held: dict[str, float], sizes: Sizes, no_docker: str) -> None:
-    table = Table(title=f"milliseconds: {sizes.count} one after the other, and {sizes.crowd} at once")
+def report(results: dict[str, list[Times]], held: dict[str, float | None], sizes: Sizes, no_docker: str) -> None:
+    table = Table(title=f"milliseconds: {sizes.count} one by one, {sizes.crowd} at once (docker: {sizes.docker_crowd})")
     table.add_column("", no_wrap=True)
     for column in ("start p50", "p99", "destroy p50", "p99", "at once p50", "p99"):
         table.add_column(column, justify="right")
@@ -258,20 +265,24 @@ def report(results: dict[str, list[Times]], held: dict[str, float], sizes: Sizes
     console = Console()
     console.print(table)
     for name, mib in held.items():
-        fit = f"{int(HELD_GIB * 1024 / mib)} fit into {HELD_GIB} GiB, extrapolated from {sizes.held}"
-        console.print(f"held, {name}: {mib:.2f} MiB each; {fit}", highlight=False)
+        if mib is None:
+            console.print(f"held, {name}: not measurable, other programs moved more memory", highlight=False)
+        else:
+            fit = f"{int(HELD_GIB * 1024 / mib)} fit into {HELD_GIB} GiB, extrapolated from {sizes.held}"
+            console.print(f"held, {name}: {mib:.2f} MiB each; {fit}", highlight=False)
     if unavailable():
         console.print(f"bubblewrap is left out: {unavailable()}", highlight=False)
     if no_docker:
         console.print(f"docker is left out: {no_docker}; docker_start_ms_p50 is null", highlight=False)
 
 
-def figures(results: dict[str, list[Times]], held: dict[str, float], sizes: Sizes) -> dict[str, object]:
+def figures(results: dict[str, list[Times]], held: dict[str, float | None], sizes: Sizes) -> dict[str, object]:
     def start(name: str, q: float = 0.5, crowd: bool = False) -> float | None:
         return ms(results[name][crowd].start, q) if name in results else None
 
     def fit(name: str) -> int | None:
-        return int(HELD_GIB * 1024 / held[name]) if name in held else None
+        mib = held.get(name)
+        return int(HELD_GIB * 1024 / mib) if mib else None
 
     destroy = {name: ms(alone.destroy, 0.5) for name, (alone, _) in results.items()}
     return {
@@ -285,7 +296,7 @@ def figures(results: dict[str, list[Times]], held: dict[str, float], sizes: Size
         "docker_start_ms_p50": start("docker"),
         f"concurrent_{sizes.crowd}_p99_ms": start("bubblewrap", 0.99, True),
         f"pool_concurrent_{sizes.crowd}_p99_ms": start("pool", 0.99, True),
-        f"docker_concurrent_{sizes.crowd}_p99_ms": start("docker", 0.99, True),
+        f"docker_concurrent_{sizes.docker_crowd}_p99_ms": start("docker", 0.99, True),
         "destroy_ms_p50": destroy,
         f"held_in_{HELD_GIB}_gib": fit("bubblewrap"),
         f"held_with_relay_in_{HELD_GIB}_gib": fit("bubblewrap + relay"),
@@ -298,7 +309,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few of each: only whether it runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object there")
     arguments = parser.parse_args()
-    sizes = Sizes(count=5, crowd=64, held=20, docker=2) if arguments.smoke else Sizes(200, 64, 300, 30)
+    sizes = Sizes(5, 64, 20, 2, 4) if arguments.smoke else Sizes(200, 64, 300, 30, 64)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="reins-bench-") as folder:

@@ -75,7 +75,7 @@ class SandboxConfig(Config):
         "else of each.",
     )
     cpus: float = Field(
-        0.0, ge=0, description="Cores that one sandbox may use, where control groups can be made; 0: a fair share."
+        0.0, ge=0, description="Cores that one sandbox may use, where control groups can be made; 0: no bound."
     )
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
     file_mb: int = Field(256, ge=1, description="Largest file that may be written, and all of /tmp, in MiB.")

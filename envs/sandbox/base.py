@@ -27,7 +27,7 @@ class Limits:
     memory_mb: int = 2048
     processes: int = 256
     cpus: float = 0.0
-    """Cores that all processes together may use, where control groups can be made; 0: a fair share of all."""
+    """Cores that all processes together may use, where control groups can be made; 0: no bound."""
     file_mb: int = 256
     """The largest file; where the backend keeps ``/tmp`` in memory, also all of ``/tmp``."""
     open_files: int = 1024

@@ -117,7 +117,7 @@ class Bubblewrap(Room):
         self._running: Namespace | None = None
         self._waiting: Waiting | None = None
         self._dismissed: Waiting | None = None
-        self._group: Group | None = None
+        self._groups: dict[bool, Group] = {}
 
     @property
     def inside_workspace(self) -> str:
@@ -213,11 +213,12 @@ class Bubblewrap(Room):
         return [*become, "--inh-caps=-all", "--", *(_OWN_USERS if own_user_namespace() else ()), *argv]
 
     def _bounds(self, limits: Limits) -> Group:
-        """The control groups of this sandbox, made with its first command, bounded for this one."""
-        if self._group is None:
-            self._group = Group(self.label)
-        self._group.limit(limits)
-        return self._group
+        """The control groups for a command: made with the first of its kind, bounded for this one."""
+        cores = limits.cpus > 0
+        if cores not in self._groups:
+            self._groups[cores] = Group(f"{self.label}{'.cores' if cores else ''}", cores)
+        self._groups[cores].limit(limits)
+        return self._groups[cores]
 
     async def prepare(self, shape: Shape) -> None:
         """Have namespaces of ``shape`` wait for the command, which then begins at once if it is of that shape.
@@ -227,14 +228,14 @@ class Bubblewrap(Room):
         for mount in shape.mounts:
             if not mount.host.is_absolute():
                 (self.base / mount.host).mkdir(mode=0o755, parents=True, exist_ok=True)
-        group = self._bounds(Limits(file_mb=shape.file_mb))
+        group = self._bounds(Limits(cpus=shape.cpus))
         program = compiled(self.python, _WAITING)[0]
         shown = Mount(program, f"/opt/waiting/waiting{program.suffix}")
         relays = [mount.inside for mount in shape.mounts if PurePosixPath(mount.inside).is_relative_to(RELAY_FOLDER)]
         argv = (self.python, "-I", "-S", shown.inside, *(relays[:1] or [""]))
         arguments = self._arguments(replace(shape, mounts=(*shape.mounts, shown)))
-        self._waiting = Waiting(self.base, self._argv(argv), arguments, self.environment(), shape)
-        await uninterrupted(self._waiting.begin(group, None))
+        self._waiting = Waiting(self.base, group, self._argv(argv), arguments, self.environment(), shape)
+        await uninterrupted(self._waiting.begin(None))
         await self._waiting.ready()
 
     @property
@@ -254,8 +255,8 @@ class Bubblewrap(Room):
             waiting.kill()
             self._dismissed = waiting
         argv, arguments = self._argv(command.argv), self._arguments(Shape.of(command, self.base))
-        started = Namespace(self.base, argv, arguments, command.env, command.limits.output_bytes)
-        return await self._run(started, uninterrupted(started.begin(group, command.limits)), command)
+        started = Namespace(self.base, group, argv, arguments, command.env, command.limits.output_bytes)
+        return await self._run(started, uninterrupted(started.begin(command.limits)), command)
 
     async def _run(self, running: Namespace, beginning: Awaitable[None], command: Command) -> Finished:
         self._running = running
@@ -294,9 +295,9 @@ class Bubblewrap(Room):
 
     async def _destroy(self) -> None:
         await self.kill()
-        if self._group is not None:
-            await asyncio.to_thread(self._group.remove)
-            self._group = None
+        for cores in list(self._groups):
+            await asyncio.to_thread(self._groups[cores].remove)
+            del self._groups[cores]
         await super()._destroy()
 
 

@@ -1,6 +1,7 @@
 """Bounds over all processes of a sandbox together: control groups, where this machine lets us make them.
 
-Whether it does is found by trying, once per process: version 1 and 2, each of the controllers memory, pids and cpu.
+Whether it does is found by trying, once per process: version 1 and 2, each of the controllers memory, pids and cpu,
+the last only where cores are to be bounded.
 A group is made below our own, so that whatever bounds us bounds the sandboxes too. In version 2 a group that holds
 processes cannot have bounded groups below it; then the nearest group above is taken, as long as none that is
 stepped over has a memory bound.
@@ -16,8 +17,8 @@ import functools
 import os
 import subprocess
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.sandbox.base import Limits, SandboxError
@@ -28,6 +29,7 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _PATIENCE_S = 2.0
 _UNITED = 2
+_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 _MEMSW = "memory.memsw.limit_in_bytes"
 _OPTIONAL = (_MEMSW, "memory.swap.max")
 """What a kernel without accounting of swap lacks."""
@@ -52,10 +54,10 @@ def _settings(controller: str, version: int, limits: Limits) -> list[tuple[str, 
     if controller == "memory":
         # The bound with swap is never below the one without, not even while both are being changed.
         return [(_MEMSW, "-1"), ("memory.limit_in_bytes", held), (_MEMSW, held)]
-    quota = round(limits.cpus * _PERIOD_US)
+    quota = round(limits.cpus * _PERIOD_US) or _PERIOD_US
     if version == _UNITED:
-        return [("cpu.max", f"{quota or 'max'} {_PERIOD_US}")]
-    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota or -1))]
+        return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
 
 
 def _limit(folder: Path, version: int, controllers: Iterable[str], limits: Limits) -> None:
@@ -79,10 +81,14 @@ def _owned() -> str:
 class Group:
     """The control groups of one sandbox, one per hierarchy; none where none can be made."""
 
-    def __init__(self, label: str) -> None:
-        """Raises SandboxError."""
+    def __init__(self, label: str, cpu: bool = False) -> None:
+        """``cpu``: whether cores are bounded too. Without that a sandbox stays out of the groups of that controller,
+        where it would no longer be as nice as we are. Raises SandboxError.
+        """
         name = f"{_owned()}.{label}"
-        self._parents = parents()
+        wanted = {*_CONTROLLERS} if cpu else {*_CONTROLLERS} - {"cpu"}
+        asked = [replace(parent, controllers=parent.controllers & wanted) for parent in parents()]
+        self._parents = [parent for parent in asked if parent.controllers]
         self._folders = [parent.folder / name for parent in self._parents]
         for folder in self._folders:
             try:
@@ -99,10 +105,27 @@ class Group:
             except OSError as error:
                 raise SandboxError(f"could not set the bounds of the control group {folder}: {error}") from error
 
+    def entering(self, argv: Sequence[str]) -> list[str]:
+        """``argv`` such that it begins inside the group, where a process can enter by itself: in version 1.
+
+        A process of one thread that enters by itself is done at once. Whoever moves another one waits until the
+        kernel has looked at all processes, for ten milliseconds and more on a busy machine.
+        """
+        entered = [
+            f"{folder}/tasks"
+            for parent, folder in zip(self._parents, self._folders, strict=True)
+            if parent.version == 1
+        ]
+        return ["/bin/sh", "-c", _ENTER, "sh", *entered, "--", *argv] if entered else list(argv)
+
     def add(self, pid: int) -> None:
-        """Take a process in; its children follow. Raises ProcessLookupError if it is gone."""
-        for folder in self._folders:
-            (folder / "cgroup.procs").write_text(str(pid))
+        """Take a process in where it could not enter by itself; its children follow.
+
+        Raises ProcessLookupError if it is gone.
+        """
+        for parent, folder in zip(self._parents, self._folders, strict=True):
+            if parent.version == _UNITED:
+                (folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
         """Remove the groups, whose processes are dead or about to be. Raises SandboxError."""

@@ -51,6 +51,7 @@ class Shape:
     mounts: tuple[Mount, ...]
     """Folders of the room itself by their paths in it, so that rooms can have the same shape."""
     file_mb: int
+    cpus: float
     output_bytes: int
 
     @classmethod
@@ -60,7 +61,7 @@ class Shape:
             replace(mount, host=mount.host.relative_to(base)) if mount.host.is_relative_to(base) else mount
             for mount in command.mounts
         )
-        return cls(mounts, command.limits.file_mb, command.limits.output_bytes)
+        return cls(mounts, command.limits.file_mb, command.limits.cpus, command.limits.output_bytes)
 
 
 class Namespace:
@@ -69,6 +70,7 @@ class Namespace:
     def __init__(
         self,
         base: Path,
+        group: Group,
         argv: Sequence[str],
         arguments: Sequence[str],
         env: dict[str, str],
@@ -76,12 +78,16 @@ class Namespace:
         stdin: int | None = None,
     ) -> None:
         self._base = base
+        self._group = group
+        given = [*arguments, "--clearenv"]
+        for name, value in env.items():
+            given += ["--setenv", name, value]
         options = os.memfd_create("bwrap-arguments")
         status, status_writer = os.pipe()
         block, self._release = os.pipe()
         self._status = status
         try:
-            os.write(options, b"\0".join(os.fsencode(argument) for argument in arguments) + b"\0")
+            os.write(options, b"\0".join(os.fsencode(argument) for argument in given) + b"\0")
             os.lseek(options, 0, os.SEEK_SET)
             fds = [options, status_writer, block]
             # Passed by descriptor: the command line of the first process can be read inside.
@@ -89,7 +95,7 @@ class Namespace:
             start += ["--block-fd", str(block), "--", *argv]
             try:
                 # The working directory tells garbage collection whose start this is.
-                self.child = Child(start, env, output_bytes, fds, os.fspath(base), stdin)
+                self.child = Child(group.entering(start), {}, output_bytes, fds, os.fspath(base), stdin)
             except OSError as error:
                 os.close(self._release)
                 os.close(status)
@@ -103,7 +109,7 @@ class Namespace:
         self.killed = False
         self.over = asyncio.Event()
 
-    async def begin(self, group: Group, limits: Limits | None) -> None:
+    async def begin(self, limits: Limits | None) -> None:
         """Learn the namespace's first process, bound it, and let it go on. None: the command's limits come later."""
         try:
             while b"\n" not in self._text:
@@ -114,7 +120,7 @@ class Namespace:
                 self._text += chunk
             # A start that failed is over by now, and its pid may be another's.
             with contextlib.suppress(ProcessLookupError):
-                self._adopt(json.loads(self._text.split(b"\n")[0])["child-pid"], group, limits)
+                self._adopt(json.loads(self._text.split(b"\n")[0])["child-pid"], limits)
             if self.killed:
                 self.kill()
         finally:
@@ -123,14 +129,14 @@ class Namespace:
                 end_processes(self._base)
             os.close(self._release)
 
-    def _adopt(self, pid: int, group: Group, limits: Limits | None) -> None:
+    def _adopt(self, pid: int, limits: Limits | None) -> None:
         """Hold on to the namespace's first process and limit it. Raises ProcessLookupError if it is gone."""
         init = os.pidfd_open(pid)
         if parent_of(pid) != self.child.process.pid:
             os.close(init)
             raise ProcessLookupError(pid)
         self._init = init
-        group.add(pid)
+        self._group.add(pid)
         for what, value in rlimits(limits) if limits else []:
             resource.prlimit(pid, what, value)
 
@@ -168,14 +174,20 @@ class Waiting(Namespace):
     """Namespaces of a shape in which ``waiting.py`` runs, for one command."""
 
     def __init__(
-        self, base: Path, argv: Sequence[str], arguments: Sequence[str], env: dict[str, str], shape: Shape
+        self,
+        base: Path,
+        group: Group,
+        argv: Sequence[str],
+        arguments: Sequence[str],
+        env: dict[str, str],
+        shape: Shape,
     ) -> None:
         self.shape = shape
         self._door, theirs = socket.socketpair()
         self._door.setblocking(False)
         with theirs:
             try:
-                super().__init__(base, argv, arguments, env, shape.output_bytes, theirs.fileno())
+                super().__init__(base, group, argv, arguments, env, shape.output_bytes, theirs.fileno())
             except SandboxError:
                 self._door.close()
                 raise
