@@ -23,10 +23,11 @@ from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
 from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
-from envs.sandbox.create import chosen, create
+from envs.sandbox.create import chosen
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
 from envs.sandbox.grading import GraderFailureError, Told, grade
+from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.sandbox.watch import Bounds, watched
 
@@ -83,11 +84,13 @@ class SandboxActor:
         gc(root)
         sandbox = config.sandbox
         self._backend = chosen(sandbox)
+        self._pool = Pool(self._backend, root, sandbox.pool)
         self._limits = Limits(
             wall_s=sandbox.wall_s,
             cpu_s=sandbox.cpu_s,
             memory_mb=sandbox.memory_mb,
             processes=sandbox.processes,
+            cpus=sandbox.cpus,
             file_mb=sandbox.file_mb,
         )
         self._bounds = Bounds(output_mb=sandbox.output_mb, disk_mb=sandbox.disk_mb, idle_s=sandbox.idle_s)
@@ -95,6 +98,12 @@ class SandboxActor:
 
     async def ping(self) -> bool:
         return True
+
+    async def close(self) -> None:
+        """Remove the rooms that wait for an episode, and stop listening for proxies that are lost."""
+        for watching in self._losses.values():
+            watching.cancel()
+        await self._pool.close()
 
     async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:
         """One attempt at an episode; trouble that is not the agent's comes back as ``failed``."""
@@ -120,7 +129,7 @@ class SandboxActor:
         servers: Servers | None = None
         try:
             async with seconds.stage("create"):
-                sandbox = await create(self._backend, room, spec.task.input_files, spec.task.mount_dir, self._root)
+                sandbox = await self._pool.create(spec.harness, room, spec.task.input_files, spec.task.mount_dir)
                 adapter = harness(config.harnesses[spec.harness])
                 check_tools(adapter, (spec.task,))
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
@@ -129,6 +138,7 @@ class SandboxActor:
                 command = adapter.command(sandbox, spec.task, endpoint, self._limits, servers.given)
                 command = replace(command, mounts=(*command.mounts, *servers.mounts))
                 command = through_relay(sandbox, command, Path(session["socket"]))
+                self._pool.expect(spec.harness, sandbox, command)
             began_ns = time.time_ns()
             async with seconds.stage("run"):
                 finished, reached = await self._run_beside_proxy(sandbox, command, session)

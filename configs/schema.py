@@ -78,12 +78,25 @@ class SandboxConfig(Config):
     docker: DockerConfig = Field(default_factory=lambda: DockerConfig())
     actors: int = Field(1, ge=1, description="Sandbox actors; their episodes run at the same time.")
     concurrency: int = Field(32, ge=1, description="Episodes at the same time in one actor.")
+    pool: int = Field(
+        4,
+        ge=0,
+        description="Rooms that one actor keeps ready, started before their task is known (bubblewrap only); 0: none.",
+    )
     root: Path | None = Field(None, description="Where sandboxes keep their files; none: a temporary folder.")
     wall_s: float = Field(120.0, gt=0, description="Wall seconds that one harness may run.")
     cpu_s: float = Field(60.0, gt=0, description="CPU seconds of one process inside.")
-    memory_mb: int = Field(2048, ge=64, description="Memory of one process inside, in MiB.")
+    memory_mb: int = Field(
+        2048,
+        ge=64,
+        description="Memory inside in MiB, /tmp included: of all processes together where control groups can be made, "
+        "else of each.",
+    )
+    cpus: float = Field(
+        0.0, ge=0, description="Cores that one sandbox may use, where control groups can be made; 0: no bound."
+    )
     processes: int = Field(256, ge=8, description="Processes inside at the same time.")
-    file_mb: int = Field(256, ge=1, description="Largest file that may be written, in MiB.")
+    file_mb: int = Field(256, ge=1, description="Largest file that may be written, and all of /tmp, in MiB.")
     idle_s: float | None = Field(
         None, gt=0, description="Seconds without a model call and without output after which a harness is ended."
     )
@@ -129,6 +142,11 @@ class HarnessConfig(Config):
         description="name=command: exit codes that mean that it gave up at a limit of its own; any other is an error.",
     )
 
+    @property
+    def known_as(self) -> str:
+        """The label, or the name where there is none."""
+        return self.label or self.name
+
     @model_validator(mode="after")
     def _only_of_command(self) -> HarnessConfig:
         own = {"argv", "env", "files", "mounts", "done_codes", "max_turns_codes"}
@@ -139,11 +157,6 @@ class HarnessConfig(Config):
         if both := sorted(set(self.done_codes) & set(self.max_turns_codes)):
             raise ValueError(f"done_codes, max_turns_codes: got {both[0]} in both, expected one meaning for a code")
         return self
-
-    @property
-    def known_as(self) -> str:
-        """The label, or the name where there is none."""
-        return self.label or self.name
 
 
 def _default(name: str) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from configs.schema import HarnessConfig
-from envs.harnesses.base import Endpoint
+from envs.harnesses.base import Endpoint, ToolServer
 from envs.sandbox.base import Command, Finished, Limits, Mount, Sandbox, SandboxError
 from envs.sandbox.relay import PLACEHOLDER
 from envs.tasks.task import Task
@@ -25,6 +25,7 @@ class CommandHarness:
     """Any program, from `harness.argv`, `env`, `files` and `mounts`."""
 
     name = "command"
+    takes_mcp = False
 
     def __init__(self, config: HarnessConfig) -> None:
         """Raises ValueError: a placeholder that does not exist, or a path or name that cannot be used."""
@@ -47,7 +48,14 @@ class CommandHarness:
             if not host.expanduser().exists():
                 raise ValueError(f"harness.mounts.{name}: {host}: no such file or folder on this machine")
 
-    def command(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, limits: Limits) -> Command:
+    def command(
+        self,
+        sandbox: Sandbox,
+        task: Task,
+        endpoint: Endpoint,
+        limits: Limits,
+        servers: tuple[ToolServer, ...] = (),  # noqa: ARG002 - it takes none
+    ) -> Command:
         """Raises SandboxError where a file names the base URL and the backend does not know its port yet."""
         config = self._config
         # Another user's processes read them: links are followed here, not inside.

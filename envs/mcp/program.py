@@ -16,7 +16,7 @@ from envs.mcp.tap import LONGEST
 from envs.sandbox import reaper
 from envs.sandbox.aio import PipeReader, uninterrupted
 from envs.sandbox.base import Limits
-from envs.sandbox.bubblewrap import rlimits
+from envs.sandbox.namespace import rlimits
 
 _LIMITS = Limits(cpu_s=900.0, memory_mb=4096, file_mb=256)
 _STDERR_BYTES = 4000
@@ -65,7 +65,7 @@ class Program:
         return await self._starting.result().wait()
 
     def said(self) -> str:
-        return self._said.value()[0].decode(errors="replace")
+        return self._said.kept.value()[0].decode(errors="replace")
 
     async def end(self) -> None:
         """Return when it and all that descends from it are gone. Nobody may be reading its output meanwhile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs.sandbox.base import SandboxError
+from envs.sandbox.bubblewrap import own_user_namespace, sized_tmpfs
+from envs.sandbox.cgroups import holding
 from envs.sandbox.check import check_sandbox
 from envs.sandbox.create import unavailable
 from envs.sandbox.engine import unreachable
@@ -39,6 +42,10 @@ def _check(backend: str) -> int:
         except SandboxError as error:
             print(f"FAILS  the backend {chosen} cannot be used: {error}")
             return 1
+    if chosen == "bubblewrap":
+        print(f"note   {holding()}")
+        print(f"note   {'in memory, bounded' if sized_tmpfs() else 'on disk, not bounded'}: /tmp and /dev/shm")
+        print(f"note   {'own' if os.geteuid() or own_user_namespace() else 'no own'} user namespace")
     for name, fault in results:
         print(f"{'FAILS' if fault else 'holds'}  {name}" + (f": {fault}" if fault else ""))
     return 1 if any(fault for _, fault in results) else 0

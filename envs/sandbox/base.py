@@ -18,13 +18,19 @@ class WorkspaceTooLarge(Exception):  # noqa: N818 - names the state, not the err
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one process tree. Sizes in MiB, times in seconds; CPU time counts per process."""
+    """Bounds of one process tree. Sizes in MiB, times in seconds; CPU time counts per process.
+
+    Memory counts for all processes together where control groups can be made (``cgroups.holding``), else for each.
+    """
 
     wall_s: float = 120.0
     cpu_s: float = 60.0
     memory_mb: int = 2048
     processes: int = 256
+    cpus: float = 0.0
+    """Cores that all processes together may use, where control groups can be made; 0: no bound."""
     file_mb: int = 256
+    """The largest file; where the backend keeps ``/tmp`` in memory, also all of ``/tmp``."""
     open_files: int = 1024
     output_bytes: int = 1 << 20
     """How much output is kept, half for each stream, head and tail; the rest is thrown away."""

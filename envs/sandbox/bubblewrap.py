@@ -1,21 +1,22 @@
 """The bubblewrap backend: own namespaces, no network, a read-only system, an end that the kernel enforces.
 
 Invariants:
-- A command's processes live in one process namespace. ``run`` returns after the first process of that
-  namespace is gone, which the kernel lets happen only when all others are dead.
+- A command's processes live in one process namespace, and none outlives ``run`` (``namespace.py``).
 - Inside, only /usr, a handful of files of /etc, the mounts of the command and four writable folders exist:
-  workspace, home, /tmp and /dev/shm. No other path of the host can be named.
+  workspace and home, which last as long as the sandbox, /tmp and /dev/shm, which are in memory, bounded, and new for
+  every command. No other path of the host can be named.
 
 Started as root, bubblewrap mounts as root and the command then runs as a user id of its own for each sandbox
-(derived from the label) without capabilities. Started by another user, a user namespace maps the command to
-uid 1000.
+(derived from the label) without capabilities, where the kernel allows it in a user namespace of its own too. Started
+by another user, a user namespace maps the command to uid 1000.
 
-What the limits hold: CPU seconds, file size, open files and memory (private writable memory, ``RLIMIT_DATA``,
-since runtimes such as V8 reserve far more address space than they use) count per process. The number of
-processes counts per sandbox: by its own user id when we are root, by its own user namespace otherwise
-(kernels before 5.14 count all processes of the user there). The sum of memory and of disk over all processes
-is not bounded. The kernel itself is shared: this keeps agents honest, it is no defence against an exploit of
-the kernel.
+What the limits hold. Where control groups can be made, memory (with what lies in /tmp and /dev/shm) and the number
+of processes are bounded over the whole sandbox, and so are the cores if asked for; elsewhere memory counts per
+process (private writable memory, ``RLIMIT_DATA``, since runtimes such as V8 reserve far more address space than they
+use) and the number of processes by user id or user namespace (kernels before 5.14 count all processes of the user
+there). CPU seconds, file size and open files count per process. What workspace and home take of the disk is not
+bounded here. The kernel itself is shared: this keeps agents honest, it is no defence against an exploit of the
+kernel.
 """
 
 from __future__ import annotations
@@ -23,39 +24,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
-import resource
-import shutil
-import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from envs.sandbox.aio import readable, uninterrupted
+from envs.sandbox.aio import uninterrupted
 from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
-from envs.sandbox.gc import end_processes, parent_of
+from envs.sandbox.bytecode import compiled
+from envs.sandbox.cgroups import Group
+from envs.sandbox.files import copy_tree
+from envs.sandbox.namespace import INSTALL, LostError, Namespace, Shape, Waiting, program
+from envs.sandbox.relayed import RELAY_FOLDER
 from envs.sandbox.room import Room
-from envs.sandbox.spawn import Child, within
+from envs.sandbox.spawn import within
 
 HOME = "/root"
 HOSTNAME = "sandbox"
 RELAY_PORT = 8080
-_INSTALL = "Install it with `apt-get install bubblewrap`, or use the backend `process`."
-_START_S = 30.0
+_SHM_MB = 64
+_OWN_USERS = ("/usr/bin/unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
+_WAITING = Path(__file__).with_name("waiting.py")
 _ETC = ("alternatives", "ld.so.cache", "mime.types", "protocols", "services")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-
-
-@functools.cache
-def program() -> str:
-    """Where bubblewrap lies on this machine."""
-    found = shutil.which("bwrap")
-    if found is None:
-        raise SandboxError(f"bubblewrap (bwrap) was not found on PATH. {_INSTALL}")
-    return found
 
 
 @functools.cache
@@ -111,106 +105,6 @@ def _uid(label: str) -> int | None:
     return first + zlib.crc32(label.encode()) % (1 << 24 if first > 65536 else 40000)
 
 
-class _Running:
-    """One command in its namespaces."""
-
-    def __init__(self, base: Path, argv: list[str], arguments: list[str], command: Command) -> None:
-        self._base = base
-        options = os.memfd_create("bwrap-arguments")
-        status, status_writer = os.pipe()
-        block, self._release = os.pipe()
-        self.status = status
-        try:
-            os.write(options, b"\0".join(os.fsencode(argument) for argument in arguments) + b"\0")
-            os.lseek(options, 0, os.SEEK_SET)
-            fds = [options, status_writer, block]
-            # Passed by descriptor: the command line of the first process can be read inside.
-            start = [program(), "--args", str(options), "--json-status-fd", str(status_writer)]
-            start += ["--block-fd", str(block), "--", *argv]
-            try:
-                # The working directory tells garbage collection whose start this is.
-                self.child = Child(start, command.env, command.limits.output_bytes, fds, os.fspath(base))
-            except OSError as error:
-                os.close(self._release)
-                os.close(status)
-                raise SandboxError(f"bubblewrap did not start: {error}. {_INSTALL}") from error
-        finally:
-            for fd in (options, status_writer, block):
-                os.close(fd)
-        os.set_blocking(status, False)
-        self._text = b""
-        self._init: int | None = None
-        self._killed = False
-        self.over = asyncio.Event()
-
-    async def begin(self, limits: Limits) -> None:
-        """Learn the namespace's first process, set its limits, and let it go on to the command."""
-        try:
-            while b"\n" not in self._text:
-                await asyncio.wait_for(readable(self.status), _START_S)
-                chunk = os.read(self.status, 4096)
-                if not chunk:
-                    return
-                self._text += chunk
-            # A start that failed is over by now, and its pid may be another's.
-            with contextlib.suppress(ProcessLookupError):
-                self._adopt(json.loads(self._text.split(b"\n")[0])["child-pid"], limits)
-            if self._killed:
-                self.kill()
-        finally:
-            if self._init is None:
-                self.child.process.kill()
-                end_processes(self._base)
-            os.close(self._release)
-
-    def _adopt(self, pid: int, limits: Limits) -> None:
-        """Hold on to the namespace's first process and limit it. Raises ProcessLookupError if it is gone."""
-        init = os.pidfd_open(pid)
-        if parent_of(pid) != self.child.process.pid:
-            os.close(init)
-            raise ProcessLookupError(pid)
-        self._init = init
-        for what, value in rlimits(limits):
-            resource.prlimit(pid, what, value)
-
-    def kill(self) -> None:
-        self._killed = True
-        if self._init is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
-
-    async def end(self, code: int | None) -> Finished:
-        """Wait until the namespace is empty. Raises SandboxError when the command never ran."""
-        await self.child.gone()
-        if self._init is not None:
-            await readable(self._init)
-            os.close(self._init)
-            self._init = None
-        finished = await self.child.collect(code)
-        while chunk := os.read(self.status, 4096):
-            self._text += chunk
-        os.close(self.status)
-        setup_failed = b"exit-code" not in self._text and code is not None and not self._killed
-        if setup_failed or (code == 127 and finished.stderr.startswith(b"setpriv: failed to execute")):
-            reason = finished.stderr.decode(errors="replace").strip()[-1000:]
-            raise SandboxError(f"the sandbox could not start the command (exit code {code}): {reason}")
-        return finished
-
-
-def rlimits(limits: Limits) -> list[tuple[int, tuple[int, int]]]:
-    """The kernel's resource limits for ``limits``, as arguments for setrlimit."""
-    cpu = max(1, round(limits.cpu_s))
-    return [
-        (resource.RLIMIT_CORE, (0, 0)),
-        # The soft limit sends SIGXCPU, the hard one SIGKILL.
-        (resource.RLIMIT_CPU, (cpu, cpu + 5)),
-        (resource.RLIMIT_DATA, (limits.memory_mb << 20, limits.memory_mb << 20)),
-        (resource.RLIMIT_FSIZE, (limits.file_mb << 20, limits.file_mb << 20)),
-        (resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files)),
-        (resource.RLIMIT_NPROC, (limits.processes, limits.processes)),
-    ]
-
-
 class Bubblewrap(Room):
     """A sandbox in namespaces; see the module's text. Made by ``envs.sandbox.create``."""
 
@@ -220,7 +114,10 @@ class Bubblewrap(Room):
     def __init__(self, root: Path, label: str, mount_dir: str) -> None:
         super().__init__(root, label, mount_dir, _uid(label))
         self.python = interpreter()[0]
-        self._running: _Running | None = None
+        self._running: Namespace | None = None
+        self._waiting: Waiting | None = None
+        self._dismissed: Waiting | None = None
+        self._groups: dict[bool, Group] = {}
 
     @property
     def inside_workspace(self) -> str:
@@ -246,7 +143,7 @@ class Bubblewrap(Room):
 
     def build(self, input_files: Path | None) -> None:
         super().build(input_files)
-        uid = 1000 if self.uid is None else self.uid
+        uid = 1000 if self.uid is None or own_user_namespace() else self.uid
         etc = self.base / "etc"
         etc.mkdir(mode=0o755)
         (etc / "passwd").write_text(
@@ -257,51 +154,115 @@ class Bubblewrap(Room):
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
         self._make_mount_point()
 
+    def move_in(self, label: str, input_files: Path | None) -> None:
+        """Make a sandbox that was built without a task the task's. Raises as ``build``."""
+        self.rename(label)
+        if input_files is not None:
+            copy_tree(input_files, self.workspace, self.uid)
+
     def _make_mount_point(self) -> None:
         # Where the workspace lies below a folder of the agent's own, its mount point is made here, so that
         # the folders on the way belong to the agent too.
-        for inside, folder in ((HOME, self.home), ("/tmp", self.tmp)):
+        for inside, folder in ((HOME, self.home), *([] if sized_tmpfs() else [("/tmp", self.tmp)])):
             if Path(self.mount_dir).is_relative_to(inside):
                 for part in Path(self.mount_dir).relative_to(inside).parts:
                     folder = folder / part
                     if not folder.exists():
                         self.make(folder)
 
-    def _arguments(self, mounts: tuple[Mount, ...]) -> list[str]:
+    def _arguments(self, shape: Shape) -> list[str]:
         base = os.fspath(self.base)
         arguments = [
             *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
             *("--die-with-parent", "--new-session", "--hostname", HOSTNAME),
             *("--dir", "/etc", "--dir", "/opt", "--dir", "/opt/bin", "--dir", "/run"),
             *_system_arguments(),
-            *("--bind", f"{base}/shm", "/dev/shm", "--remount-ro", "/dev"),
-            *("--bind", f"{base}/tmp", "/tmp", "--bind", f"{base}/home", HOME),
+            *self._scratch(shape.file_mb),
+            *("--remount-ro", "/dev", "--bind", f"{base}/home", HOME),
             *_folders_above([self.mount_dir]),
             *("--bind", f"{base}/workspace", self.mount_dir),
         ]
-        arguments += _folders_above(mount.inside for mount in mounts)
+        arguments += _folders_above(mount.inside for mount in shape.mounts)
         for name in ("passwd", "group", "hosts", "nsswitch.conf"):
             arguments += ["--ro-bind", f"{base}/etc/{name}", f"/etc/{name}"]
-        for mount in mounts:
-            arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(mount.host), mount.inside]
+        for mount in shape.mounts:
+            arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(self.base / mount.host), mount.inside]
         if self.uid is None:
             arguments += ["--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
         return [*arguments, "--remount-ro", "/", "--chdir", self.mount_dir]
 
-    def _argv(self, command: Command) -> list[str]:
+    def _scratch(self, tmp_mb: int) -> list[str]:
+        """/tmp and /dev/shm: in memory with a bound, where this bubblewrap can; else folders of the room."""
+        if not sized_tmpfs():
+            base = os.fspath(self.base)
+            return ["--bind", f"{base}/shm", "/dev/shm", "--bind", f"{base}/tmp", "/tmp"]
+        arguments = []
+        for folder, size in (("/dev/shm", min(tmp_mb, _SHM_MB)), ("/tmp", tmp_mb)):
+            arguments += ["--perms", "1777", "--size", str(size << 20), "--tmpfs", folder]
+        above = Path(self.mount_dir).parents
+        for folder in sorted(os.fspath(path) for path in above if path.is_relative_to("/tmp/")):
+            # The folders on the way to the workspace are the agent's too.
+            arguments += [] if folder == "/tmp" else ["--perms", "0777", "--dir", folder]
+        return arguments
+
+    def _argv(self, argv: tuple[str, ...]) -> list[str]:
         if self.uid is None:
-            return list(command.argv)
+            return list(argv)
         uid = str(self.uid)
         become = ["/usr/bin/setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set=-all"]
-        return [*become, "--inh-caps=-all", "--", *command.argv]
+        return [*become, "--inh-caps=-all", "--", *(_OWN_USERS if own_user_namespace() else ()), *argv]
+
+    def _bounds(self, limits: Limits) -> Group:
+        """The control groups for a command: made with the first of its kind, bounded for this one."""
+        cores = limits.cpus > 0
+        if cores not in self._groups:
+            self._groups[cores] = Group(f"{self.label}{'.cores' if cores else ''}", cores)
+        self._groups[cores].limit(limits)
+        return self._groups[cores]
+
+    async def prepare(self, shape: Shape) -> None:
+        """Have namespaces of ``shape`` wait for the command, which then begins at once if it is of that shape.
+
+        Raises SandboxError. Whoever cancels it has to destroy the sandbox.
+        """
+        for mount in shape.mounts:
+            if not mount.host.is_absolute():
+                (self.base / mount.host).mkdir(mode=0o755, parents=True, exist_ok=True)
+        group = self._bounds(Limits(cpus=shape.cpus))
+        program = compiled(self.python, _WAITING)[0]
+        shown = Mount(program, f"/opt/waiting/waiting{program.suffix}")
+        relays = [mount.inside for mount in shape.mounts if PurePosixPath(mount.inside).is_relative_to(RELAY_FOLDER)]
+        argv = (self.python, "-I", "-S", shown.inside, *(relays[:1] or [""]))
+        arguments = self._arguments(replace(shape, mounts=(*shape.mounts, shown)))
+        self._waiting = Waiting(self.base, group, self._argv(argv), arguments, self.environment(), shape)
+        await uninterrupted(self._waiting.begin(None))
+        await self._waiting.ready()
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``prepare`` was done, and nothing has ended it since."""
+        return self._waiting is not None and self._waiting.alive()
 
     async def run(self, command: Command) -> Finished:
         if self._running is not None:
             raise SandboxError(f"sandbox {self.label!r}: one command at a time; one is still running")
-        running = self._running = _Running(self.base, self._argv(command), self._arguments(command.mounts), command)
+        group = self._bounds(command.limits)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.shape == Shape.of(command, self.base):
+            with contextlib.suppress(LostError):
+                return await self._run(waiting, waiting.hand_over(command), command)
+        elif waiting is not None:
+            waiting.kill()
+            self._dismissed = waiting
+        argv, arguments = self._argv(command.argv), self._arguments(Shape.of(command, self.base))
+        started = Namespace(self.base, group, argv, arguments, command.env, command.limits.output_bytes)
+        return await self._run(started, uninterrupted(started.begin(command.limits)), command)
+
+    async def _run(self, running: Namespace, beginning: Awaitable[None], command: Command) -> Finished:
+        self._running = running
         code: int | None = None
         try:
-            await uninterrupted(running.begin(command.limits))
+            await beginning
             code = await within(running.child, command)
         finally:
             if code is None:
@@ -309,17 +270,48 @@ class Bubblewrap(Room):
             finished = await uninterrupted(self._settle(running, code))
         return finished
 
-    async def _settle(self, running: _Running, code: int | None) -> Finished:
+    async def _settle(self, running: Namespace, code: int | None) -> Finished:
         try:
+            await self._dismiss()
             return await running.end(code)
         finally:
             self._running = None
             running.over.set()
 
+    async def _dismiss(self) -> None:
+        """Wait for the end of a place that waited in vain."""
+        dismissed, self._dismissed = self._dismissed, None
+        if dismissed is not None:
+            await dismissed.end(None)
+
     async def kill(self) -> None:
+        if self._waiting is not None:
+            self._dismissed, self._waiting = self._waiting, None
+            self._dismissed.kill()
+            await uninterrupted(self._dismiss())
         if self._running is not None:
             self._running.kill()
             await self._running.over.wait()
+
+    async def _destroy(self) -> None:
+        await self.kill()
+        for cores in list(self._groups):
+            await asyncio.to_thread(self._groups[cores].remove)
+            del self._groups[cores]
+        await super()._destroy()
+
+
+@functools.cache
+def sized_tmpfs() -> bool:
+    """Whether this bubblewrap can bound a folder in memory; those before 0.7 cannot."""
+    return "--size" in subprocess.run([program(), "--help"], capture_output=True, text=True, check=False).stdout
+
+
+@functools.cache
+def own_user_namespace() -> bool:
+    """Whether a sandbox started by root can have a user namespace of its own, found by trying it."""
+    become = ["setpriv", "--reuid", str(_uid("probe")), "--clear-groups", "--", *_OWN_USERS, "/bin/true"]
+    return subprocess.run(become, capture_output=True, check=False).returncode == 0
 
 
 def missing() -> str:
@@ -340,7 +332,7 @@ def missing() -> str:
         become = ["setpriv", "--reuid", str(_uid("probe")), "--clear-groups"] if root else []
         done = subprocess.run([*arguments, "--", *become, "/bin/true"], capture_output=True, text=True, timeout=30)
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap could not be started: {error}. {_INSTALL}"
+        return f"bubblewrap could not be started: {error}. {INSTALL}"
     if done.returncode == 0:
         return ""
     return f"bubblewrap is there but does not work: {done.stderr.strip()[-300:]}"

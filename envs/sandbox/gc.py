@@ -17,34 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from envs.sandbox import cgroups
 from envs.sandbox.files import remove_tree
+from envs.sandbox.proc import start_time
 
 _OWNER_FILE = "owner"
 _UNOWNED_GRACE_S = 60.0
 _ROUNDS = 6
 _PAUSE_S = 0.5
-
-
-def _status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; none when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    # The second field may hold spaces and parentheses itself.
-    return text.rpartition(")")[2].split()
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process; None when there is no such process."""
-    fields = _status(pid)
-    return int(fields[1]) if fields else None
-
-
-def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot, as text; None when there is no such process."""
-    fields = _status(pid)
-    return fields[19] if fields else None
 
 
 def claim(base: Path) -> None:
@@ -60,7 +40,8 @@ def owned(base: Path) -> bool:
         pid, _, started = (base / _OWNER_FILE).read_text().strip().partition(" ")
         return start_time(int(pid)) == started
     except (FileNotFoundError, ValueError):
-        return time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
+        # One that has another name or is gone by now is its owner's affair.
+        return not base.exists() or time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
 
 
 def processes_of(base: Path) -> list[int]:
@@ -95,7 +76,10 @@ def _mounts(process: Path, base: Path) -> bool:
 
 
 def gc(root: Path) -> list[str]:
-    """Remove every sandbox under ``root`` whose owner is gone, what runs first; the labels removed."""
+    """Remove every sandbox under ``root`` whose owner is gone, what runs first; the labels removed.
+
+    Control groups of owners that are gone are removed too, wherever the sandboxes were.
+    """
     root = root.resolve()
     found = sorted(root.iterdir()) if root.is_dir() else []
     orphans = [base for base in found if not base.is_symlink() and base.is_dir() and not owned(base)]
@@ -103,6 +87,7 @@ def gc(root: Path) -> list[str]:
     for base in orphans:
         end_processes(base)
         remove_tree(base)
+    cgroups.collect()
     return sorted({*removed, *(base.name for base in orphans)})
 
 

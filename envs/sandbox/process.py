@@ -18,7 +18,7 @@ from pathlib import Path
 
 from envs.sandbox.aio import uninterrupted
 from envs.sandbox.base import Command, Finished, Mount, SandboxError
-from envs.sandbox.bubblewrap import rlimits
+from envs.sandbox.namespace import rlimits
 from envs.sandbox.room import Room
 from envs.sandbox.spawn import Child, within
 

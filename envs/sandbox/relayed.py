@@ -14,6 +14,9 @@ RELAY_BASE_URL = f"http://127.0.0.1:{PLACEHOLDER}"
 """The base URL to write into a command's arguments or environment; ``{relay_port}`` is filled in when it
 starts."""
 
+RELAY_FOLDER = "/opt/relay"
+"""Where a command's mounts show the relay."""
+
 _PROGRAM = Path(__file__).with_name("relay.py")
 _SOCKETS = "/run/model-api"
 _LIST = rb"\(([\w.,/-]*)\)"
@@ -53,7 +56,7 @@ def through_relay(sandbox: Sandbox, command: Command, socket: Path) -> Command:
         socket.chmod(0o666)
         socket.parent.chmod(0o755)
     program = compiled(sandbox.python, _PROGRAM)[0]
-    shown = Mount(program, f"/opt/relay/relay{program.suffix}")
+    shown = Mount(program, f"{RELAY_FOLDER}/relay{program.suffix}")
     doors = Mount(socket.parent, _SOCKETS)
     relay = (
         sandbox.python,

@@ -20,26 +20,40 @@ from envs.sandbox.gc import claim
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+def _checked(label: str) -> str:
+    if not _LABEL.fullmatch(label):
+        raise ValueError(
+            f"sandbox label {label!r}: expected letters, digits, '.', '_' or '-', at most 128, "
+            "beginning with a letter or digit"
+        )
+    return label
+
+
+def _taken(label: str, base: Path) -> SandboxError:
+    return SandboxError(
+        f"sandbox {label!r}: {base} is already there. Use a new label for every sandbox, "
+        f"or remove what dead owners left with `python -m envs.sandbox gc {base.parent}`."
+    )
+
+
 class Room(ABC):
     """The directories ``workspace``, ``home``, ``tmp``, ``shm`` and ``frozen`` of one sandbox."""
 
     def __init__(self, root: Path, label: str, mount_dir: str, uid: int | None) -> None:
-        if not _LABEL.fullmatch(label):
-            raise ValueError(
-                f"sandbox label {label!r}: expected letters, digits, '.', '_' or '-', at most 128, "
-                "beginning with a letter or digit"
-            )
-        self.label = label
-        self.base = root.resolve() / label
+        self._name(root.resolve() / _checked(label))
         self.mount_dir = mount_dir
         self.uid = uid
         """The user id that everything inside belongs to; None for our own."""
-        self.workspace = self.base / "workspace"
-        self.home = self.base / "home"
-        self.tmp = self.base / "tmp"
-        self.shm = self.base / "shm"
-        self._frozen = self.base / "frozen"
         self._dirty = False
+
+    def _name(self, base: Path) -> None:
+        self.label = base.name
+        self.base = base
+        self.workspace = base / "workspace"
+        self.home = base / "home"
+        self.tmp = base / "tmp"
+        self.shm = base / "shm"
+        self._frozen = base / "frozen"
 
     def build(self, input_files: Path | None) -> None:
         """Make the directories. Raises SandboxError when a sandbox of this label is already there."""
@@ -47,10 +61,7 @@ class Room(ABC):
         try:
             self.base.mkdir(mode=0o700)
         except FileExistsError:
-            raise SandboxError(
-                f"sandbox {self.label!r}: {self.base} is already there. Use a new label for every sandbox, "
-                f"or remove what dead owners left with `python -m envs.sandbox gc {self.base.parent}`."
-            ) from None
+            raise _taken(self.label, self.base) from None
         self._dirty = True
         claim(self.base)
         for folder in (self.home, self.tmp, self.shm):
@@ -65,6 +76,14 @@ class Room(ABC):
         folders = (self.workspace, self.home, self.tmp, self.shm)
         # A backend may keep some of them elsewhere than on the disk.
         return tuple(folder for folder in folders if folder.is_dir())
+
+    def rename(self, label: str) -> None:
+        """Give the sandbox another label. Raises as ``build`` and the constructor."""
+        base = self.base.parent / _checked(label)
+        if base.exists():
+            raise _taken(label, base)
+        self.base.rename(base)
+        self._name(base)
 
     def make(self, folder: Path) -> None:
         folder.mkdir()

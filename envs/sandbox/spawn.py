@@ -25,7 +25,9 @@ class Child:
         bound: int,
         pass_fds: Sequence[int] = (),
         cwd: str = "/",
+        stdin: int | None = None,
     ) -> None:
+        """``stdin``: a descriptor for its standard input, which stays open here; None: there is nothing to read."""
         self.started = time.monotonic()
         out, out_writer = os.pipe()
         err, err_writer = os.pipe()
@@ -34,7 +36,7 @@ class Child:
             self.process = subprocess.Popen(
                 argv,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=out_writer,
                 stderr=err_writer,
                 pass_fds=pass_fds,

@@ -132,6 +132,7 @@ async def perform(
             made = task(folder / "task")
             spec = EpisodeSpec(f"{harness}-{scenario.name}", made, harness, "group", seed, 0)
             outcome = await actor.run_episode(spec)
+            await actor.close()
     finally:
         await server.stop()
     return Performance(
