@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from algos import tree_attention
@@ -57,7 +57,7 @@ class MicroBatch(ABC):
     samples: tuple[Sample, ...]
 
     @abstractmethod
-    def logits(self, model: nn.Module) -> Tensor:
+    def logits(self, model: PreTrainedModel) -> Tensor:
         """Logits [N, V] that predict the trained tokens, in the order of ``gather``."""
 
     @property
@@ -88,9 +88,15 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
-    def logits(self, model: nn.Module) -> Tensor:
+    def logits(self, model: PreTrainedModel) -> Tensor:
+        def select(hidden: Tensor) -> Tensor:
+            return hidden[:, :-1][self.mask[:, 1:]]
+
         # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
-        return selected_logits(model, self.ids, lambda hidden: hidden[:, :-1][self.mask[:, 1:]])
+        if tree_attention.unfit(model):
+            return selected_logits(model, self.ids, select)
+        with tree_attention.use(model, tree_attention.CAUSAL):
+            return selected_logits(model, self.ids, select)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +110,7 @@ class TreeBatch(MicroBatch):
     def computed(self) -> int:
         return len(self.pack)
 
-    def logits(self, model: nn.Module) -> Tensor:
+    def logits(self, model: PreTrainedModel) -> Tensor:
         device = self.samples[0].ids.device
         ids, positions = (
             torch.tensor(part, dtype=torch.int64, device=device)[None] for part in (self.pack.ids, self.pack.positions)

@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.rendering import Rendering
+from algos import tree_attention
 from algos.logprobs import selected_logits
 from configs.schema import ColdstartConfig
 from envs.harnesses.external.install import install
@@ -42,7 +43,7 @@ _TOKENIZER = "qwen3_tokenizer"
 _SHARE_OF_RIGHT = 0.12
 _CONTEXT = 131_072
 _FIRST_SPECIAL = 151_643
-_PHASES = ((160, 4, (8, 160)), (20, 2, (1000, 3000)), (8, 1, (12_000, 20_000)))
+_PHASES = ((140, 3, (8, 160)), (16, 1, (1000, 3000)), (4, 1, (8000, 16_000)))
 """(steps, sequences of a step, least and most random tokens before the policy's turn)."""
 _LEARNING_RATE = 3e-3
 
@@ -181,8 +182,9 @@ def _loss(model: Qwen3ForCausalLM, batch: Sequence[Answer], length: int) -> Tens
     own = torch.zeros_like(ids, dtype=torch.bool)
     for place, (row, answer) in enumerate(zip(rows, batch, strict=True)):
         own[place, len(row) - len(answer.said) : len(row)] = True
-    logits = selected_logits(model, ids, lambda hidden: hidden[:, :-1][own[:, 1:]])
-    return cross_entropy(logits, ids[own])
+    with tree_attention.use(model, tree_attention.CAUSAL):
+        logits = selected_logits(model, ids, lambda hidden: hidden[:, :-1][own[:, 1:]])
+        return cross_entropy(logits, ids[own])
 
 
 _EPILOG = """\

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from algos.batching import Layout, Sample, micro_batches
 from algos.logprobs import token_entropies, token_logprobs
@@ -49,7 +50,7 @@ class Pass:
 
 @torch.no_grad()
 def with_old(
-    model: nn.Module, samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto"
+    model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto"
 ) -> tuple[list[Sample], Tensor, int]:
     """The samples with ``old`` under the present weights, in their order; all entropies [sum of N]; tokens computed."""
     place = {id(sample): i for i, sample in enumerate(samples)}
@@ -66,7 +67,7 @@ def with_old(
     return filled, torch.cat(entropies) if entropies else torch.empty(0), computed
 
 
-def accumulate(model: nn.Module, samples: Sequence[Sample], settings: LossSettings) -> Pass:
+def accumulate(model: PreTrainedModel, samples: Sequence[Sample], settings: LossSettings) -> Pass:
     """Add the policy loss's gradient over ``samples``, which have ``old``, to the parameters' ``grad``."""
     result = Pass(tokens=sum(len(sample.targets) for sample in samples))
     moving = [sample for sample in samples if sample.advantages.any()]

@@ -4,7 +4,8 @@ The layout is that of ``trees.packing``: depth-first order, so that what a run o
 whole, and itself, causally. Cost: the sum over runs of own length times path length, where paths one by one would
 cost the sum over paths of their length squared.
 
-This is the exact form for any device. ``use`` makes a Transformers model compute with it.
+This is the exact form for any device. ``use`` makes a Transformers model compute with it, or, for rows of whole
+sequences, with plain causal attention whose gradient is fast on a CPU too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from trees.packing import Pack
 
-NAME = "reins_tree"
+TREE, CAUSAL = "reins_tree", "reins_causal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,15 @@ def layout_of(pack: Pack) -> Layout:
 
 
 @contextmanager
-def use(model: PreTrainedModel) -> Iterator[None]:
-    """Compute with tree attention inside: calls of ``model`` are given ``tree_layout`` and ``position_ids``.
+def use(model: PreTrainedModel, name: str = TREE) -> Iterator[None]:
+    """Compute with an attention of this module inside.
 
-    Raises ``ValueError`` for a model whose layers do not attend to their whole past.
+    ``TREE``: calls of ``model`` are given ``tree_layout`` and ``position_ids``. ``CAUSAL``: rows of whole sequences,
+    padded on the right. Raises ``ValueError`` for a model whose layers do not attend to their whole past.
     """
     refuse(model)
     before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
@@ -124,17 +126,49 @@ def tree_attention(
         spans = _with(run.above, (run.start, run.end))
         seen_key, seen_value = (_taken(tensor, spans) for tensor in (key, value))
         parts.append(
-            scaled_dot_product_attention(
+            _attend(
                 query[:, :, run.start : run.end],
                 seen_key,
                 seen_value,
-                attn_mask=_visible(run.end - run.start, seen_key.shape[2], query.device),
-                is_causal=not run.above,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
+                _visible(run.end - run.start, seen_key.shape[2], query.device),
+                scaling,
             )
         )
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def causal_attention(
+    module: nn.Module,  # noqa: ARG001
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As Transformers calls it: query [B, H, T, D], key and value [B, G, T, D]; out [B, T, H, D]."""
+    assert attention_mask is None
+    assert not dropout
+    return _attend(query, key, value, None, scaling).transpose(1, 2).contiguous(), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """``mask`` bool [T, S]; None: causal."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.device.type == "cpu" and query.requires_grad:
+        # On a CPU the gradient of grouped queries falls back to the full matrix of scores: ten times slower.
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def _taken(tensor: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
@@ -163,4 +197,5 @@ def _length(spans: tuple[tuple[int, int], ...]) -> int:
     return sum(end - start for start, end in spans)
 
 
-AttentionInterface.register(NAME, tree_attention)
+AttentionInterface.register(TREE, tree_attention)
+AttentionInterface.register(CAUSAL, causal_attention)
