@@ -30,7 +30,9 @@ _LIMITS = Limits(wall_s=120.0, cpu_s=120.0, memory_mb=4096)
 _INSTRUCTION = "Say that you are done. Do nothing else: there is nothing to read and nothing to write."
 _SHOWN = 300
 _START_S = 3.0
-"""How much longer than an answered run a silent one gets, at least, to come to its call."""
+"""How much longer than an answered run, at least, one without an answer gets to come to its call."""
+_TRIES_S = 20.0
+"""How long a harness may try again when it is told that the limit is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,11 @@ async def check_harness(
         if any(finding.broken for finding in findings):
             # A harness that does not even hear an answer has nothing to say of limits.
             return findings
-        findings += _of_a_limit(await run("limit", limits.wall_s), limits)
-        # Long enough for it to start and to call once.
-        silent = await run("silence", min(limits.wall_s, 2 * answered.finished.seconds + _START_S))
+        # Enough to start and to call once; the first gets time for a few tries of its own besides.
+        once_s = answered.finished.seconds + _START_S
+        patient = replace(limits, wall_s=min(limits.wall_s, once_s + _TRIES_S))
+        findings += _of_a_limit(await run("limit", patient.wall_s), patient)
+        silent = await run("silence", min(limits.wall_s, once_s))
         return findings + _of_silence(silent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -179,7 +183,7 @@ def _of_its_traces(run: _Run) -> list[Finding]:
 def _of_a_limit(run: _Run, limits: Limits) -> list[Finding]:
     still = own = ""
     if run.finished.code is None:
-        still = f"told with status 429 that its limit is reached, it still ran after {limits.wall_s:g} s"
+        still = f"told with status 429 that its limit is reached, it still ran after {limits.wall_s:.0f} s"
     if run.ended:
         own = f"`ended` says that it came to its own end ({run.reason!r}), though it got no answer at all"
     words = "" if run.reason.strip() else "`ended` gives no reason for it"

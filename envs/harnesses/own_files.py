@@ -9,5 +9,5 @@ OWN_FILES: dict[str, tuple[str, ...]] = {
     "claude_code": ("/tmp/claude-*",),
     "mini_swe_agent": ("*/mini-trajectory.json",),
     "openclaw": ("/tmp/openclaw*", "/tmp/node-compile-cache"),
-    "opencode": ("/tmp/.*.so",),
+    "opencode": ("/tmp/.*.so", "/tmp/opencode"),
 }

@@ -13,7 +13,7 @@ from envs.harnesses.external.releases import missing, releases
 from envs.harnesses.registry import harness
 from envs.sandbox.create import unavailable
 
-pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", sorted(ADAPTERS.keys() & DIALECTS.keys()))
