@@ -30,7 +30,7 @@ VIEW = r"""
 env | sort; ulimit -a; id; umask; pwd; hostname
 grep -E '^(Cap|NoNewPrivs|Seccomp|SigIgn|SigBlk|Groups)' /proc/self/status
 ls -la / /dev /etc /opt/bin ~ | grep -v ' \.\.\?$' | awk '{ print $1, $3, $4, $9, $10, $11 }'
-ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cut -d' ' -f5- /proc/self/mountinfo | grep -v waiting | sort
+ls /proc/self/fd | wc -l; set -- /proc/[0-9]*; echo $#; cut -d' ' -f5- /proc/self/mountinfo | grep -v waiting | sort
 df --output=size,target /tmp /dev/shm; readlink /proc/self/fd/0; cat /proc/net/dev | wc -l
 """
 
