@@ -41,6 +41,7 @@ from envs.sandbox.room import Room
 
 T = TypeVar("T")
 _CPUS = 2.0
+"""Cores of a container where the limits name none."""
 _SHM_MB = 64
 _PRLIMIT = "/usr/bin/prlimit"
 _ETC = ("passwd", "group", "hosts", "nsswitch.conf")
@@ -296,7 +297,7 @@ class Docker(Room):
             pids_limit=limits.processes + 1,
             mem_limit=limits.memory_mb << 20,
             memswap_limit=limits.memory_mb << 20,
-            nano_cpus=int(min(_CPUS, os.cpu_count() or 1) * 1e9),
+            nano_cpus=int(min(limits.cpus or _CPUS, os.cpu_count() or 1) * 1e9),
             shm_size=min(_SHM_MB, limits.file_mb) << 20,
             tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.file_mb}m"},
             ulimits=_ulimits(limits),
