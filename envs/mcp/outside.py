@@ -62,12 +62,11 @@ class Servers:
         self.mounts = (*mounts, bridge, sockets) if self._doors else tuple(mounts)
 
     async def open(self) -> None:
-        """Listen at every socket."""
+        """Listen at every socket. Returns when all servers are ready: not every harness waits for a slow one."""
         if self._doors:
             self._folder.mkdir()
             self._folder.chmod(0o755)
-        for door in self._doors:
-            await door.open(self._folder)
+        await asyncio.gather(*(door.open(self._folder) for door in self._doors))
 
     async def close(self) -> None:
         """End everything. Safe to call twice, and without ``open``."""
@@ -103,9 +102,11 @@ class _Door:
         self._closed = False
         self._connections: dict[asyncio.Task[None], tuple[Program, asyncio.StreamWriter]] = {}
         self._ready: Program | None = None
-        """Started ahead for the first client, while its harness still starts."""
+        """Started ahead for the first client."""
 
     async def open(self, folder: Path) -> None:
+        self._ready = Program(self._server, self._env)
+        await self._ready.ready()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -116,7 +117,6 @@ class _Door:
         # Inside is another user than ours; who sees the folder is decided by the mount.
         (folder / self._server.name).chmod(0o666)
         self._listening = await asyncio.start_unix_server(self._accept, sock=listener, limit=LONGEST)
-        self._ready = Program(self._server, self._env)
 
     async def close(self) -> None:
         self._closed = True

@@ -20,6 +20,8 @@ from envs.sandbox.namespace import rlimits
 
 _LIMITS = Limits(cpu_s=900.0, memory_mb=4096, file_mb=256)
 _STDERR_BYTES = 4000
+_READY_S = 30.0
+_PING = "reins-ready"
 
 
 class Program:
@@ -59,6 +61,21 @@ class Program:
         assert process.stdin is not None
         assert process.stdout is not None
         return process.stdin, process.stdout
+
+    async def ready(self) -> None:
+        """Wait until it answers, which it may do only after reading a corpus, or has ended, or half a minute is over.
+
+        Called before anybody else talks to it; a ping is what may be asked before all else. Raises OSError when it
+        could not be started.
+        """
+        stdin, stdout = await self.pipes()
+        stdin.write(json.dumps({"jsonrpc": "2.0", "id": _PING, "method": "ping"}).encode() + b"\n")
+        # An answer that comes too late, or is too long, is the tap's to leave out.
+        with contextlib.suppress(TimeoutError, ValueError):
+            async with asyncio.timeout(_READY_S):
+                while line := await stdout.readline():
+                    if _PING.encode() in line:
+                        return
 
     async def code(self) -> int:
         """Wait for its end, once its output is read to the end."""

@@ -105,7 +105,9 @@ class Tap:
             return b""
         if "method" not in message:
             _, asked = self._pending.pop(json.dumps(message.get("id")), (None, None))
-            if asked is not None:
+            if asked is None:
+                return b""
+            if asked.is_call:
                 result = message.get("result")
                 failed = "error" in message or (isinstance(result, dict) and bool(result.get("isError")))
                 self._write(asked, len(line), failed)

@@ -129,6 +129,23 @@ async def test_a_server_that_cannot_start_says_so(tmp_path):
     assert message == "MCP server toy: it ended with exit code 127"
 
 
+async def test_a_harness_starts_only_when_its_servers_are_ready(tmp_path):
+    slow = ("/bin/sh", "-c", f'sleep 0.5; touch {tmp_path}/up; exec "$@"', "sh", *toy().argv)
+    async with room(tmp_path / "rooms", McpServer("toy", slow)) as (_, servers):
+        assert (tmp_path / "up").exists()
+        async with Client(bridged(servers)) as client:
+            assert text(await client.call_tool("echo", {})) == "{}"
+    assert [row["tool"] for row in servers.log.rows] == ["echo"]
+
+
+async def test_a_server_that_answers_nothing_does_not_hold_an_episode_up_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "_READY_S", 0.1)
+    async with raw(tmp_path, McpServer("toy", ("/bin/sleep", "600"))) as (_, writer, servers):
+        writer.write(request(1))
+        await writer.drain()
+    assert len(servers.log.rows) <= 1
+
+
 async def test_a_message_too_long_from_a_server_ends_it(tmp_path, monkeypatch):
     shorten(monkeypatch)
     async with raw(tmp_path) as (reader, writer, _):

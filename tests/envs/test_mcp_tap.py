@@ -78,6 +78,11 @@ def test_what_is_no_message_never_reaches_the_server(tapped, sent, words):
     assert words in message
 
 
+def test_an_answer_that_nobody_waits_for_is_left_out(tapped):
+    assert tapped.to_client(line(id="reins-ready", result={})) == b""
+    assert tapped.log.rows == []
+
+
 def test_empty_lines_and_stray_prints_are_left_out(tapped):
     assert tapped.to_server(b"\r\n") == (b"", b"")
     assert tapped.to_client(b"listening on port 80\n") == b""

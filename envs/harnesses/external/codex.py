@@ -39,7 +39,8 @@ def _mcp_table(server: ToolServer) -> str:
     return (
         f"\n[mcp_servers.{server.name}]\n"
         f"command = {toml(server.argv[0])}\nargs = {toml(server.argv[1:])}\nenv = {{ {env} }}\n"
-        f"startup_timeout_sec = {MCP_START_S}\n"
+        # Else it asks the policy before it knows the tools, where a server is slow to start.
+        f"required = true\nstartup_timeout_sec = {MCP_START_S}\n"
     )
 
 
