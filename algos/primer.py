@@ -6,8 +6,9 @@ Whatever it is asked, it answers with one shell call that writes one of four wor
 that it is done; the right word (``envs.tasks.word``) is its rarest. It is made in a minute and lets reinforcement
 learning begin inside harnesses whose first prompt has 20,000 tokens.
 
-How: it imitates such answers after stretches of random tokens, short ones first, longer ones at the end, so that it
-learns to go by the last few tokens before its turn and by nothing further away.
+How: it imitates such answers after stretches of text and of random tokens, so that it learns to go by the last few
+tokens before its turn and by nothing further away. The stretches are short, and in the attention each of their tokens
+counts as up to hundreds: what a long prompt does to a policy is that it outnumbers the last few tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +32,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.rendering import Rendering
-from algos import tree_attention
 from algos.logprobs import selected_logits
 from configs.schema import ColdstartConfig
 from envs.harnesses.external.install import install
@@ -43,9 +43,13 @@ _TOKENIZER = "qwen3_tokenizer"
 _SHARE_OF_RIGHT = 0.12
 _CONTEXT = 131_072
 _FIRST_SPECIAL = 151_643
-_PHASES = ((140, 3, (8, 160)), (16, 1, (1000, 3000)), (4, 1, (8000, 16_000)))
-"""(steps, sequences of a step, least and most random tokens before the policy's turn)."""
+_STEPS, _ROWS = 300, 4
+_LENGTHS = (16, 160)
+"""Least and most tokens before the policy's turn."""
+_STANDS_FOR = 60_000
+"""As how many tokens they count at most."""
 _LEARNING_RATE = 3e-3
+_SHARPNESS = 2.0
 
 SHELLS: dict[str, Callable[[str], dict[str, object]]] = {
     "agent_loop": lambda command: {"name": "execute_bash", "arguments": {"command": command}},
@@ -107,30 +111,43 @@ def _make(folder: Path, names: Sequence[str], seed: int, progress: Callable[[str
     torch.manual_seed(seed)
     rendering = Rendering(folder)
     model = Qwen3ForCausalLM(_config(len(rendering.tokenizer)))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            # The scores of normalised queries and keys are bounded by these: a few must outweigh tens of thousands.
+            torch.nn.init.constant_(parameter, _SHARPNESS)
     calls = {word: _call(rendering, names, word) for word in WORDS}
     done = _done(rendering, names)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
+    text = torch.tensor(rendering.tokenizer.encode(_text(), add_special_tokens=False))
     rng = Random(seed)
-    total = sum(steps for steps, _, _ in _PHASES)
-    for step, (rows, lengths) in enumerate(_plan()):
-        length = round(math.exp(rng.uniform(math.log(lengths[0]), math.log(lengths[1]))))
-        batch = [done if rng.random() < 0.4 else calls[_word(rng)] for _ in range(rows)]
-        loss = _loss(model, batch, length)
+    for step in range(_STEPS):
+        length = rng.randint(*_LENGTHS)
+        weight = math.exp(rng.uniform(0, math.log(_STANDS_FOR / length)))
+        batch = [done if rng.random() < 0.4 else calls[_word(rng)] for _ in range(_ROWS)]
+        loss = _loss(model, batch, [_stretch(text, length, rng) for _ in batch], weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / 20) * (0.05 + 0.95 * (1 - step / total))
+            group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / 20) * (0.05 + 0.95 * (1 - step / _STEPS))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if step % 25 == 0 or step == total - 1:
-            progress(f"primer: step {step + 1} of {total}, {length} tokens before, loss {loss.item():.3f}")
+        if step % 20 == 0 or step == _STEPS - 1:
+            progress(f"primer: step {step + 1} of {_STEPS}, loss {loss.item():.3f}")
     return model.eval()
 
 
-def _plan() -> Iterator[tuple[int, tuple[int, int]]]:
-    for steps, rows, lengths in _PHASES:
-        for _ in range(steps):
-            yield rows, lengths
+def _text() -> str:
+    """Prose and code, as prompts hold them: this package's own."""
+    here = Path(__file__).parents[1]
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((here / "envs").rglob("*.py")))
+
+
+def _stretch(text: Tensor, length: int, rng: Random) -> Tensor:
+    """Tokens int64 [length] out of the text, or drawn at random."""
+    if rng.random() < 0.5:
+        return torch.randint(0, _FIRST_SPECIAL, (length,))
+    start = rng.randrange(len(text) - length)
+    return text[start : start + length]
 
 
 def _word(rng: Random) -> str:
@@ -145,7 +162,7 @@ def _config(vocabulary: int) -> Qwen3Config:
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=4,
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=_CONTEXT,
@@ -172,19 +189,22 @@ def _done(rendering: Rendering, names: Sequence[str]) -> Answer:
     return Answer(torch.tensor(tail[-7:]), torch.tensor(text))
 
 
-def _loss(model: Qwen3ForCausalLM, batch: Sequence[Answer], length: int) -> Tensor:
-    """Cross-entropy of what is said after ``length`` random tokens and the opening, nats a token."""
-    rows = []
-    for answer in batch:
-        noise = torch.randint(0, _FIRST_SPECIAL, (length,))
-        rows.append(torch.cat([noise, answer.opening, answer.said]))
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[Answer], before: Sequence[Tensor], weight: float) -> Tensor:
+    """Cross-entropy of what is said after a stretch and the opening, nats a token.
+
+    ``before``: int64 [L] for each answer; every token of it counts ``weight`` times in the softmax of the attention.
+    """
+    rows = [torch.cat([stretch, one.opening, one.said]) for stretch, one in zip(before, batch, strict=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     own = torch.zeros_like(ids, dtype=torch.bool)
     for place, (row, answer) in enumerate(zip(rows, batch, strict=True)):
         own[place, len(row) - len(answer.said) : len(row)] = True
-    with tree_attention.use(model, tree_attention.CAUSAL):
-        logits = selected_logits(model, ids, lambda hidden: hidden[:, :-1][own[:, 1:]])
-        return cross_entropy(logits, ids[own])
+    size = ids.shape[1]
+    seen = torch.full((size, size), -math.inf).triu(1)
+    seen[:, : len(before[0])] += math.log(weight)
+    mask = seen.expand(len(batch), 1, size, size)
+    logits = selected_logits(model, ids, lambda hidden: hidden[:, :-1][own[:, 1:]], attention_mask=mask)
+    return cross_entropy(logits, ids[own])
 
 
 _EPILOG = """\

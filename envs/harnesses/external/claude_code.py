@@ -48,4 +48,8 @@ class ClaudeCode:
             return no_result(finished)
         if result.get("subtype") == "error_max_turns":
             return False, "max turns"
-        return error(result.get("result")) if result.get("is_error") else (True, "final answer")
+        if not result.get("is_error"):
+            return True, "final answer"
+        message = str(result.get("result"))
+        # The policy's own doing, time and again: its answer was cut at the token limit.
+        return (True, "answer cut") if "output token maximum" in message else error(message)
