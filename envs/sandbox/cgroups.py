@@ -127,11 +127,24 @@ class Group:
             if parent.version == _UNITED:
                 (folder / "cgroup.procs").write_text(str(pid))
 
+    def ran_out(self) -> bool:
+        """Whether the kernel has killed a process of the group for its memory."""
+        return any(
+            _kills(folder / name) for folder in self._folders for name in ("memory.oom_control", "memory.events")
+        )
+
     def remove(self) -> None:
         """Remove the groups, whose processes are dead or about to be. Raises SandboxError."""
         for folder in self._folders:
             if not _removed(folder):
                 raise SandboxError(f"could not remove the control group {folder}: a process stays in it")
+
+
+def _kills(counters: Path) -> bool:
+    if not counters.is_file():
+        return False
+    counts = dict(line.split() for line in counters.read_text().splitlines())
+    return int(counts.get("oom_kill", 0)) > 0
 
 
 def collect() -> list[Path]:

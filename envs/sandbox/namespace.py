@@ -159,6 +159,9 @@ class Namespace:
         os.close(self._status)
         untold = code is not None and b"exit-code" not in self._text and not self.killed
         if untold and (number := -self.child.process.returncode) > 0:
+            if number == signal.SIGKILL and self._group.ran_out():
+                # Who fills the memory may lose what is outside of its namespace too; that voids no episode.
+                return replace(finished, code=128 + number)
             raise SandboxError(f"the sandbox was killed from outside (signal {number})")
         if untold or (code == 127 and finished.stderr.startswith(_NOT_STARTED)):
             reason = finished.stderr.decode(errors="replace").strip()[-1000:]

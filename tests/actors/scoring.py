@@ -92,5 +92,5 @@ def trainer_logprobs(
     model: nn.Module, conversations: Sequence[Conversation], max_tokens: int = 16384
 ) -> list[torch.Tensor]:
     """``old`` as the learner computes it before a step, for each conversation float32 [N]."""
-    filled, _ = with_old(model, [conversation.sample() for conversation in conversations], max_tokens)
+    filled, *_ = with_old(model, [conversation.sample() for conversation in conversations], max_tokens)
     return [sample.old for sample in filled]

@@ -73,7 +73,7 @@ async def episode(
         sandbox = {"backend": "bubblewrap", "wall_s": 60.0, **settings.pop("sandbox", {})}
         config = RunConfig.model_validate({"harness": {"command_s": 50.0}, **settings, "sandbox": sandbox})
         actor = SandboxActor(config, tmp_path / "rooms", proxy)
-        outcome = await actor.run_episode(EpisodeSpec("e", task, "agent_loop", "g", 0, 0))
+        outcome = await actor.run_episode(EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0))
     assert proxy.specs[0].transcript == ("transcript" in gets)
     assert list((tmp_path / "rooms").iterdir()) == []
     return outcome
@@ -179,7 +179,7 @@ async def test_a_whole_episode_with_the_real_proxy_and_its_transcript(tmp_path):
         task = clawgym.write(tmp_path / "task", "t", "Do it.", {}, {"reward.sh": grader}, {}, grader_gets=gets)
         config = RunConfig.model_validate({"sandbox": {"backend": "bubblewrap"}, "engine": {"max_len": 8192}})
         actor = SandboxActor(config, tmp_path / "rooms", proxy)
-        outcome = await actor.run_episode(EpisodeSpec("e", task, "agent_loop", "g", 0, 0))
+        outcome = await actor.run_episode(EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0))
         assert proxy.silent > 0.0
         await server.stop()
     assert (outcome.status, outcome.reward, outcome.log) == ("completed", 0.5, "5\n0.5"), outcome

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ async def test_a_cancelled_episode_leaves_no_server(door, spec, tmp_path, monkey
 
 
 async def test_a_harness_without_mcp_is_no_way_around_a_task_that_needs_it(door, spec, tmp_path):
-    outcome = await actor(door, tmp_path / "rooms", "agent_loop").run_episode(spec)
+    outcome = await actor(door, tmp_path / "rooms", "agent_loop").run_episode(replace(spec, harness="agent_loop"))
     assert outcome.status == "failed"
     assert "'one'" in outcome.reason
     assert "(toy)" in outcome.reason
