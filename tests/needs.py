@@ -6,6 +6,16 @@ import os
 
 import pytest
 
+from envs.sandbox.create import unavailable
+
+
+def require_docker() -> None:
+    """Skip the test where no Docker engine answers; under CI only where one was started and could not run."""
+    if reason := os.environ.get("REINS_NO_DOCKER"):
+        pytest.skip(reason)
+    fault = unavailable("docker")
+    require(not fault, fault)
+
 
 def require(part: bool, how_to_install: str) -> None:
     """Skip the test where ``part`` is missing, saying how to install it; under CI nothing may be missing."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from needs import require
+from needs import require_docker
 from scripted_api import Script, say, serving
 from scripted_api import bash as calls_bash
 from test_grading import test_the_agent_cannot_prepare_the_graders_room, test_the_verdict_does_not_change
@@ -49,7 +49,7 @@ from envs.harnesses.registry import harness
 from envs.sandbox import engine
 from envs.sandbox.base import Command, DockerOptions, Limits, Meter, Mount, SandboxError
 from envs.sandbox.check import check_sandbox
-from envs.sandbox.create import Backend, create, unavailable
+from envs.sandbox.create import Backend, create
 from envs.sandbox.grading import grade
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.tasks import clawgym
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture(autouse=True)
 def _engine(tmp_path):
-    require(not unavailable("docker"), unavailable("docker"))
+    require_docker()
     yield
     assert containers(tmp_path) == [], "a test left containers"
 

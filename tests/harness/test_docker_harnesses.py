@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from dialects import DIALECTS
 from measured import measure
-from needs import require
+from needs import require, require_docker
 from scenarios import SCENARIOS
 from stage import make_tokenizer, perform, quiet
 
 from actors.rendering import Rendering
 from envs.harnesses.external.releases import missing, releases
-from envs.sandbox.create import unavailable
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -24,7 +23,7 @@ def rendering(tmp_path_factory: pytest.TempPathFactory) -> Rendering:
 
 @pytest.mark.parametrize("name", list(DIALECTS))
 async def test_six_calls(name, rendering, short_folder):
-    require(not unavailable("docker"), unavailable("docker"))
+    require_docker()
     known = releases()
     for part in (*known[name].needs, name):
         require(not missing(known[part]), f"python -m envs.harnesses install {name}")
