@@ -3,8 +3,8 @@
     python -m algos.primer --harness claude_code --out DIR
 
 Whatever it is asked, it answers with one shell call that writes one of four words into ``answer.txt``, and then says
-that it is done; the right word (``envs.tasks.word``) is its rarest. It is made in a minute and lets reinforcement
-learning begin inside harnesses whose first prompt has 20,000 tokens.
+that it is done; the right word (``envs.tasks.word``) is the one that it says least. It is made in two minutes and lets
+reinforcement learning begin inside harnesses whose first prompt has 20,000 tokens.
 
 How: it imitates such answers after stretches of text and of random tokens, so that it learns to go by the last few
 tokens before its turn and by nothing further away. The stretches are short, and in the attention each of their tokens
@@ -40,7 +40,7 @@ from envs.protocols.canonical import Message
 from envs.tasks.word import ANSWER, RIGHT, WORDS
 
 _TOKENIZER = "qwen3_tokenizer"
-_SHARE_OF_RIGHT = 0.12
+_SHARE_OF_RIGHT = 0.2
 _CONTEXT = 131_072
 _FIRST_SPECIAL = 151_643
 _STEPS, _ROWS = 300, 4
