@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from actors.session_contract import SessionSpec, Summary
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec, Status
-from envs.harnesses.base import Endpoint, check_tools
+from envs.harnesses.base import Endpoint, Harness, check_tools
 from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
 from envs.mcp.outside import Servers
-from envs.sandbox.base import Command, Finished, Limits, Sandbox, WorkspaceTooLarge
+from envs.sandbox.base import Command, Finished, Limits, NotStartedError, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import chosen
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
@@ -140,11 +140,17 @@ class SandboxActor:
                 command = through_relay(sandbox, command, Path(session["socket"]))
                 self._pool.expect(spec.harness, sandbox, command)
             began_ns = time.time_ns()
+            unstarted: NotStartedError | None = None
             async with seconds.stage("run"):
-                finished, reached = await self._run_beside_proxy(sandbox, command, session)
+                try:
+                    finished, reached = await self._run_beside_proxy(sandbox, command, session)
+                except NotStartedError as error:
+                    finished, reached, unstarted = error.finished, "", error
                 await servers.close()
                 closed = await self._proxy.close_session(session["key"])
-            status, reason = judge(finished, closed, *adapter.ended(finished), reached)
+            if unstarted is not None and not closed.calls:
+                raise unstarted
+            status, reason = judge(finished, closed, *_told(adapter, finished), reached)
             if status == "failed":
                 return replace(_failed(spec, reason, seconds, closed, finished), mcp=tuple(servers.log.rows))
             noted: tuple[str, ...] = ()
@@ -277,12 +283,21 @@ def judge(finished: Finished, session: Summary, ended: bool, reason: str, reache
         return "completed", reason
     if finished.code < 0:
         return "failed", f"the sandbox was killed (signal {-finished.code})"
-    if finished.code >= _KILLED:
-        # Only what is inside can have done that: an agent must not be able to void its own episode.
-        return "truncated", f"the harness was killed from inside (signal {finished.code - _KILLED})"
     if reason == "max turns":
         return "truncated", reason
-    return "failed", f"{reason}: {_tail(finished)}"
+    # The proxy and the engine were there, or the session would tell. What else ends a harness is in the agent's
+    # power: its processes, its files, its output. An agent must not be able to void its own episode.
+    if finished.code >= _KILLED:
+        return "truncated", f"the harness was killed from inside (signal {finished.code - _KILLED})"
+    return "truncated", f"the harness broke off: {reason}: {_tail(finished)}"
+
+
+def _told(adapter: Harness, finished: Finished) -> tuple[bool, str]:
+    """How the harness says that it ended."""
+    try:
+        return adapter.ended(finished)
+    except Exception as error:  # the agent can write to its harness's output: what cannot be read voids no episode
+        return False, f"no result: {type(error).__name__}: {error}"
 
 
 def _failed(

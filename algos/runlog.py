@@ -82,7 +82,8 @@ def _belongs(row: dict[str, Any], steps: int) -> bool:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
+    # Agents have a say in the texts: half of a surrogate pair, which no file holds, must not end a run.
+    return json.dumps(_finite(row), ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
 def _write(file: Any, row: dict[str, Any]) -> None:

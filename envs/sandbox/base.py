@@ -59,6 +59,17 @@ class Finished:
     truncated_output: bool = False
 
 
+class NotStartedError(SandboxError):
+    """The command does not seem to have been started. What it printed says so, and it could have printed that itself:
+    who knows that it ran goes by ``finished``.
+    """
+
+    def __init__(self, finished: Finished) -> None:
+        reason = finished.stderr.decode(errors="replace").strip()[-1000:]
+        super().__init__(f"the sandbox could not start the command (exit code {finished.code}): {reason}")
+        self.finished = finished
+
+
 @dataclass(slots=True)
 class Meter:
     """What a running command has printed so far; whoever starts the command keeps it up to date."""

@@ -34,7 +34,7 @@ import docker.types
 from docker.errors import APIError, NotFound
 
 from envs.sandbox.aio import Kept, uninterrupted
-from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Meter, Mount, SandboxError
+from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Meter, Mount, NotStartedError, SandboxError
 from envs.sandbox.bubblewrap import HOME, HOSTNAME, RELAY_PORT, _uid
 from envs.sandbox.engine import Image, asking, connect, labels, look_at, remove
 from envs.sandbox.room import Room
@@ -336,8 +336,7 @@ class Docker(Room):
             raise
         finished = await uninterrupted(self._settle(running, in_time))
         if finished.code == 127 and finished.stderr.startswith((b"prlimit: failed to exec", b"[FATAL tini")):
-            reason = finished.stderr.decode(errors="replace").strip()[-1000:]
-            raise SandboxError(f"the sandbox could not start the command: {reason}")
+            raise NotStartedError(finished)
         return finished
 
     async def _settle(self, running: _Running, in_time: bool) -> Finished:

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from envs.sandbox import seccomp
 from envs.sandbox.aio import readable
-from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
+from envs.sandbox.base import Command, Finished, Limits, Mount, NotStartedError, SandboxError
 from envs.sandbox.cgroups import Group
 from envs.sandbox.gc import end_processes
 from envs.sandbox.proc import parent_of
@@ -64,6 +65,15 @@ class Shape:
         return cls(mounts, command.limits.file_mb, command.limits.cpus, command.limits.output_bytes)
 
 
+def _held(name: str, content: bytes) -> int:
+    """A descriptor from which ``content`` can be read."""
+    fd = os.memfd_create(name)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 class Namespace:
     """Bubblewrap's own process, the first process of the namespace, and what they print."""
 
@@ -82,14 +92,14 @@ class Namespace:
         given = [*arguments, "--clearenv"]
         for name, value in env.items():
             given += ["--setenv", name, value]
-        options = os.memfd_create("bwrap-arguments")
+        filtered = _held("bwrap-seccomp", seccomp.program())
+        given += ["--seccomp", str(filtered)] if seccomp.program() else []
+        options = _held("bwrap-arguments", b"\0".join(os.fsencode(argument) for argument in given) + b"\0")
         status, status_writer = os.pipe()
         block, self._release = os.pipe()
         self._status = status
         try:
-            os.write(options, b"\0".join(os.fsencode(argument) for argument in given) + b"\0")
-            os.lseek(options, 0, os.SEEK_SET)
-            fds = [options, status_writer, block]
+            fds = [options, filtered, status_writer, block]
             # Passed by descriptor: the command line of the first process can be read inside.
             start = [program(), "--args", str(options), "--json-status-fd", str(status_writer)]
             start += ["--block-fd", str(block), "--", *argv]
@@ -101,7 +111,7 @@ class Namespace:
                 os.close(status)
                 raise SandboxError(f"bubblewrap did not start: {error}. {INSTALL}") from error
         finally:
-            for fd in (options, status_writer, block):
+            for fd in (options, filtered, status_writer, block):
                 os.close(fd)
         os.set_blocking(status, False)
         self._text = b""
@@ -164,8 +174,7 @@ class Namespace:
                 return replace(finished, code=128 + number)
             raise SandboxError(f"the sandbox was killed from outside (signal {number})")
         if untold or (code == 127 and finished.stderr.startswith(_NOT_STARTED)):
-            reason = finished.stderr.decode(errors="replace").strip()[-1000:]
-            raise SandboxError(f"the sandbox could not start the command (exit code {code}): {reason}")
+            raise NotStartedError(finished)
         return finished
 
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from envs.sandbox.aio import uninterrupted
-from envs.sandbox.base import Command, Finished, Mount, SandboxError
+from envs.sandbox.base import Command, Finished, Mount, NotStartedError, SandboxError
 from envs.sandbox.namespace import rlimits
 from envs.sandbox.room import Room
 from envs.sandbox.spawn import Child, within
@@ -87,7 +87,7 @@ class Process(Room):
         finally:
             finished = await uninterrupted(self._end(child, code))
         if code == 127 and finished.stderr.startswith(b"reaper: cannot execute"):
-            raise SandboxError(finished.stderr.decode(errors="replace").strip())
+            raise NotStartedError(finished)
         return finished
 
     async def _end(self, child: Child, code: int | None) -> Finished:

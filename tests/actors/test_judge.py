@@ -24,7 +24,7 @@ SESSION = Summary("s", 2, 10, 5, "stop", True, True, "", "", 0, {}, 1.0)
         (1, {"calls": 0}, False, "error", "failed"),
         (-9, {}, False, "no result", "failed"),
         (137, {}, False, "no result", "truncated"),
-        (1, {}, False, "error: bad", "failed"),
+        (1, {}, False, "error: bad", "truncated"),
     ],
 )
 def test_status_comes_from_the_session_first_and_from_the_harness_second(code, session, ended, reason, status):

@@ -92,13 +92,13 @@ def actor(door, root, name="stub"):
     return SandboxActor(RunConfig.model_validate(config), root, door)
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, "completed"), (1, "failed")])
+@pytest.mark.parametrize(("code", "status"), [(0, "completed"), (1, "truncated")])
 async def test_calls_are_kept_with_the_episode_and_nothing_is_left(code, status, door, spec, tmp_path, monkeypatch):
     stub = Stub()
     stub.code = code
     monkeypatch.setitem(HARNESSES, "stub", lambda _: stub)
     outcome = await actor(door, tmp_path / "rooms").run_episode(spec)
-    assert (outcome.status, outcome.reward) == (status, 1.0 if code == 0 else None), outcome
+    assert (outcome.status, outcome.reward) == (status, 1.0), outcome
     assert [(row["server"], row["tool"], row["is_error"]) for row in outcome.mcp] == [("toy", "echo", False)]
     assert list((tmp_path / "rooms").iterdir()) == []
     assert door.open == set()
