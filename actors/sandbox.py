@@ -270,7 +270,7 @@ def judge(finished: Finished, session: Summary, ended: bool, reason: str, reache
     if session.calls == 0:
         # Nothing of this is the policy's doing, a limit included.
         why = f"limit: {limit}" if limit else reason
-        return "failed", f"the harness made no call ({why}): {_tail(finished)}"
+        return "failed", f"the harness made no call ({why}): {_tail(finished) or 'it printed nothing'}"
     if finished.code is None:
         return "truncated", f"limit: {limit}"
     if ended:
@@ -282,7 +282,7 @@ def judge(finished: Finished, session: Summary, ended: bool, reason: str, reache
         return "truncated", f"the harness was killed from inside (signal {finished.code - _KILLED})"
     if reason == "max turns":
         return "truncated", reason
-    return "failed", f"{reason}: {_tail(finished)}"
+    return "failed", f"{reason}: {_tail(finished) or 'it printed nothing'}"
 
 
 def _failed(
