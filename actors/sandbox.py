@@ -276,7 +276,7 @@ def judge(finished: Finished, session: Summary, ended: bool, reason: str, reache
     if session.calls == 0:
         # Nothing of this is the policy's doing, a limit included.
         why = f"limit: {limit}" if limit else reason
-        return "failed", f"the harness made no call ({why}): {_tail(finished)}"
+        return "failed", f"the harness made no call ({why}): {_tail(finished) or 'it printed nothing'}"
     if finished.code is None:
         return "truncated", f"limit: {limit}"
     if ended:
@@ -289,7 +289,7 @@ def judge(finished: Finished, session: Summary, ended: bool, reason: str, reache
     # power: its processes, its files, its output. An agent must not be able to void its own episode.
     if finished.code >= _KILLED:
         return "truncated", f"the harness was killed from inside (signal {finished.code - _KILLED})"
-    return "truncated", f"the harness broke off: {reason}: {_tail(finished)}"
+    return "truncated", f"the harness broke off: {reason}: {_tail(finished) or 'it printed nothing'}"
 
 
 def _told(adapter: Harness, finished: Finished) -> tuple[bool, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections import Counter
 from typing import Any
 
 from rich.console import Console, Group
@@ -13,6 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_FAILED = re.compile(r"episodes/failed|eval/[^/]+/failed")
+_REASON = 200
+_REASONS = 5
 _STAGES = {
     "rollout": "seconds/rollout_wait",
     "train": "seconds/train",
@@ -98,6 +103,8 @@ class LiveDisplay:
             parts += [f"reward {reward:.2f}"] if reward is not None else []
             parts += [f"held-out greedy {greedy:.2f}"] if greedy is not None else []
             parts += [f"{row['seconds/step']:.1f} s"] if "seconds/step" in row else []
+            failed = sum(value for key, value in row.items() if _FAILED.fullmatch(key))
+            parts += [f"{failed} episodes failed"] if failed else []
             self.say("  ".join(parts))
             self._last_line = time.monotonic()
         self._refresh(force=True)
@@ -135,14 +142,26 @@ def before_after(rows: list[dict[str, Any]]) -> Table | None:
     shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
     when = f", before and after {last['step']} steps" if len(evaluated) > 1 else ""
     table = Table(title=f"Reward on tasks never trained{when}", title_justify="left")
-    table.add_column("tasks")
+    table.add_column("tasks", no_wrap=True)
     for how in ("greedy", "sampled"):
         for name, _ in shown:
             table.add_column(how + name, justify="right")
     places = sorted({key.removeprefix("eval/").rpartition("/")[0] for key in first if "/reward_" in key})
-    for place in sorted(places, key=lambda p: (p.split("/")[0], p)):
+    # Of each set the whole, then its families, then "in" each harness.
+    for place in sorted(places, key=lambda p: (p.split("/")[0], "/in " in p, p)):
         keys = [f"eval/{place}/reward_{how}" for how in ("greedy", "sampled")]
         cells = [f"{row[key]:.2f}" if row.get(key) is not None else "" for key in keys for _, row in shown]
         name, _, family = place.partition("/")
         table.add_row(f"  {family}" if family else f"[bold]{name}", *cells)
     return table
+
+
+def failures(rows: list[dict[str, Any]]) -> str:
+    """How many episodes failed, in which harness and why, the most frequent first; empty where none did."""
+    failed = [row for row in rows if row["status"] == "failed"]
+    if not failed:
+        return ""
+    why = Counter((row["harness"], (row["reason"].splitlines() or [""])[0][:_REASON]) for row in failed)
+    lines = [f"{len(failed)} of {len(rows)} episodes failed and are in no mean (reason in episodes.jsonl):"]
+    lines += [f"  {count} in {harness}: {reason}" for (harness, reason), count in why.most_common(_REASONS)]
+    return "\n".join(lines + ([f"  and {len(why) - _REASONS} more reasons"] if len(why) > _REASONS else []))

@@ -130,7 +130,7 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
 
 
 def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> int:
-    from algos.display import LiveDisplay, before_after
+    from algos.display import LiveDisplay, before_after, failures
     from algos.runlog import read_jsonl
 
     began = time.monotonic()
@@ -159,6 +159,8 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
         console.print(table)
     else:
         _print(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
+    if told := failures(read_jsonl(folder / "episodes.jsonl")):
+        _print(console, told)
     _print(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
     return 0
 
@@ -179,17 +181,26 @@ def check(config: RunConfig) -> str:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
     from actors.engines.locate import interpreter
-    from envs.harnesses.base import check_tools
+    from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
     from envs.sandbox.create import chosen, unavailable
     from envs.tasks import clawgym
 
+    adapters = []
+    faults = []
+    for number, one in enumerate(config.harnesses.values()):
+        try:
+            adapters.append(harness(one))
+        except ValueError as error:
+            faults.append(f"mix.{number}: {error}" if config.mix else str(error))
+    if faults:
+        raise RunError("\n".join(faults))
     try:
-        adapters = [harness(one) for one in config.harnesses.values()]
         if config.tasks.path is not None:
             tasks = clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad).tasks
             for adapter in adapters:
                 check_tools(adapter, tasks)
+            check_variables(tasks)
     except ValueError as error:
         raise RunError(str(error)) from None
     if config.engine.kind == "sglang" and config.engine.sglang.url is None:

@@ -159,8 +159,17 @@ def _explain(error: ValidationError, where: str) -> str:
     lines = []
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"])
-        got = "" if not place or fault["type"] == "missing" else f" (got {fault['input']!r})"
-        lines.append(f"{where}: {place + ': ' if place else ''}{fault['msg'].removeprefix('Value error, ')}{got}")
+        # What our own validators say has what they got, and the group that they look at can be long.
+        got = "" if fault["type"] in ("missing", "value_error") else f" (got {fault['input']!r})"
+        said = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "model_type":
+            said = "expected a group of settings such as {name: ...}"
+        if fault["type"] == "extra_forbidden":
+            # Only groups in a list come here: what is unknown elsewhere was found before.
+            group = get_args(dict(fields())[str(fault["loc"][0])].annotation)[0]
+            known = [f"{place.rpartition('.')[0]}.{key}" for key, _ in fields(group)]
+            place, said = "", f"unknown key {place!r}{_nearest(place, known)}"
+        lines.append(f"{where}: {place + ': ' if place else ''}{said}{got}")
     return "\n".join(lines)
 
 

@@ -151,7 +151,10 @@ class HarnessConfig(Config):
     def _only_of_command(self) -> HarnessConfig:
         own = {"argv", "env", "files", "mounts", "done_codes", "max_turns_codes"}
         if self.name != "command" and (given := sorted(own & {n for n in own if getattr(self, n) != _default(n)})):
-            raise ValueError(f"{', '.join(given)}: got a setting that only harness.name=command has; leave it out")
+            raise ValueError(
+                f"{', '.join(given)}: got a setting that only name=command has, and name={self.name}; leave it out, "
+                "or name command"
+            )
         if self.name == "command" and not self.argv:
             raise ValueError("argv: got none, expected the program to start and its arguments (harness.name=command)")
         if both := sorted(set(self.done_codes) & set(self.max_turns_codes)):
@@ -335,6 +338,11 @@ class RunConfig(Config):
         if len(self.harnesses) < len(self.mix):
             raise ValueError(
                 f"mix: got {[one.known_as for one in self.mix]}, expected a label for each that tells it apart"
+            )
+        if self.mix and self.harness.name != _default("name"):
+            raise ValueError(
+                f"harness.name: got {self.harness.name} beside mix, which stands in its place; name it in mix, "
+                "or leave one of the two out"
             )
         if self.learner.minibatches > self.rollout.groups * self.rollout.group_size:
             raise ValueError(

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ from envs.harnesses.external.install import InstallError, install, version
 from envs.harnesses.external.releases import FOLDER_VARIABLE, missing, releases, root
 from envs.harnesses.registry import HARNESSES, harness
 from envs.sandbox.base import Limits, SandboxError
-from envs.sandbox.create import Backend
+from envs.sandbox.create import BACKENDS, Backend
 
 _EXAMPLES = f"""examples:
   python -m envs.harnesses                        what there is, and what of it is installed
@@ -41,9 +40,10 @@ def _list() -> int:
         if name not in ADAPTERS:
             print(f"{name:16} {'built in':24} {(make(HarnessConfig()).__doc__ or '').splitlines()[0]}")
             continue
-        fault = "".join(missing(known[part]) and f"{part} missing " for part in (*known[name].needs, name))
-        print(f"{name:16} {known[name].version:12}{fault or 'installed':12} {(ADAPTERS[name].__doc__ or '')}")
-    print(f"installed programs are looked for in {root()}")
+        lacking = any(missing(known[part]) for part in (*known[name].needs, name))
+        state = "missing" if lacking else "installed"
+        print(f"{name:16} {known[name].version:12}{state:12} {(ADAPTERS[name].__doc__ or '')}")
+    print(f"programs are looked for in {root()}; `python -m envs.harnesses install NAME` puts one there")
     return 0
 
 
@@ -65,7 +65,11 @@ def _check(names: Sequence[str]) -> int:
     for name in names:
         release = releases()[name]
         try:
-            fault = missing(release) or _differs(version(release), release.version)
+            fault = missing(release)
+            if fault:
+                fault += f"; install it with `python -m envs.harnesses install {name}`"
+            else:
+                fault = _differs(version(release), release.version)
         except InstallError as error:
             fault = str(error)
         failed += bool(fault)
@@ -78,8 +82,7 @@ def _check_episode(names: Sequence[str], backend: Backend, path: Path | None, wa
     failed = 0
     for name in names:
         try:
-            given = load(path).harness if path is not None else HarnessConfig()
-            config = given if given.name == name else HarnessConfig(name=name)
+            config = _settings(name, path)
             with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
                 limits = Limits(wall_s=wall_s, cpu_s=wall_s, memory_mb=4096)
                 findings = asyncio.run(check_harness(harness(config), Path(root), backend, limits))
@@ -91,6 +94,17 @@ def _check_episode(names: Sequence[str], backend: Backend, path: Path | None, wa
         print("\n".join(map(str, findings)), flush=True)
         failed += any(finding.broken for finding in findings)
     return 1 if failed else 0
+
+
+def _settings(name: str, path: Path | None) -> HarnessConfig:
+    """The first of this name in the file, else the defaults. Raises ConfigError where those cannot do."""
+    given = load(path).harnesses.values() if path is not None else ()
+    if found := [one for one in given if one.name == name]:
+        return found[0]
+    if name == "command":
+        told = "no --config" if path is None else f"{path} without a harness of that name"
+        raise ConfigError(f"got {told}, expected --config FILE with harness.name=command and its harness.argv")
+    return HarnessConfig(name=name)
 
 
 def _differs(got: str, expected: str) -> str:
@@ -114,8 +128,8 @@ def main() -> int:
             command.add_argument("--again", action="store_true", help="replace what is there")
         else:
             command.add_argument("--episode", action="store_true", help="run it against a scripted model API")
-            command.add_argument("--config", type=Path, metavar="FILE", help="settings whose `harness` is taken")
-            command.add_argument("--backend", choices=get_args(Backend), default="auto", help="the sandbox")
+            command.add_argument("--config", type=Path, metavar="FILE", help="settings with its `harness`, or a `mix`")
+            command.add_argument("--backend", choices=BACKENDS, default="auto", help="the sandbox")
             command.add_argument("--wall-s", type=float, default=120.0, metavar="S", help="longest run, in seconds")
     arguments = parser.parse_args()
     if arguments.into is not None:
@@ -125,6 +139,8 @@ def main() -> int:
     episode = arguments.command == "check" and arguments.episode
     known = HARNESSES if episode else ADAPTERS
     names = arguments.names or list(ADAPTERS)
+    if not episode and (built_in := [name for name in names if name in HARNESSES and name not in ADAPTERS]):
+        parser.error(f"{built_in[0]} is built in: nothing to install; to try it: check {built_in[0]} --episode")
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown harness {unknown[0]!r}: expected some of {', '.join(known)}")
     if episode:

@@ -17,7 +17,7 @@ _REASONS = {"final_answer": "final answer", "max_turns": "max turns", "error": "
 
 
 class AgentLoop:
-    """The loop in its base configuration (S0T0O0C0W0)."""
+    """A transparent loop of our own with a shell and a file editor (base configuration S0T0O0C0W0)."""
 
     name = "agent_loop"
     takes_mcp = False

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from envs.mcp.spec import ServerFault
 from envs.sandbox.base import Command, Finished, Limits, Sandbox
 from envs.tasks.task import Task
 
@@ -60,3 +61,13 @@ def check_tools(harness: Harness, tasks: Iterable[Task]) -> None:
                 f"task {task.id!r} in {task.folder} needs MCP servers ({names}), which the harness {harness.name} does "
                 "not speak to; choose another with harness.name, or leave the task out"
             )
+
+
+def check_variables(tasks: Iterable[Task]) -> None:
+    """Raises ValueError when a task's MCP server needs an environment variable that is not set here."""
+    for task in tasks:
+        for server in task.mcp:
+            try:
+                server.environment()
+            except ServerFault as fault:
+                raise ValueError(f"task {task.id!r} in {task.folder}: {fault}") from None

@@ -118,12 +118,14 @@ def _changed(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
 
 def _of_an_answer(run: _Run, limits: Limits) -> list[Finding]:
     model, code = run.model, run.finished.code
-    call = key = read = lacks = end = own = ""
-    if not model.calls:
+    if not model.calls and not model.refused:
         call = (
-            f"the harness made no call to the base URL ({_tail(run.finished)}): `command` does not point it there, or "
-            "it does not start; calls that go elsewhere are seen by nobody and train nothing"
+            f"the harness made no call to the base URL ({run.reason}; {_tail(run.finished)}): `command` does not point "
+            "it there, or it does not start; calls that go elsewhere are seen by nobody and train nothing"
         )
+        # What it would do with an answer is not known.
+        return [Finding("calls the model API at the base URL", call), *_of_its_traces(run)]
+    key = read = lacks = end = own = ""
     if foreign := sorted({key[:8] or "none" for key in model.keys if key != run.key}):
         key = (
             f"calls came with another key than that of the endpoint (beginning {', '.join(foreign)}): the proxy knows "
@@ -142,7 +144,7 @@ def _of_an_answer(run: _Run, limits: Limits) -> list[Finding]:
         )
     words = "" if run.reason.strip() else "`ended` gives no reason: the episode's record would say nothing"
     return [
-        Finding("calls the model API at the base URL", call),
+        Finding("calls the model API at the base URL"),
         Finding("puts the key on every call", key),
         Finding("sends what the proxy can read", read),
         Finding("asks for nothing that the proxy lacks", lacks, fault=False),
@@ -210,4 +212,4 @@ def _some(things: Sequence[str]) -> str:
 
 def _tail(finished: Finished) -> str:
     text = (finished.stdout + finished.stderr).decode(errors="replace").strip()
-    return text[-_SHOWN:] or f"exit code {finished.code}, no output"
+    return text[-_SHOWN:] or "no output"

@@ -106,6 +106,8 @@ def _entry(text: str) -> _Entry:
             address = parse(text)
             return _Entry(address.host, address.port, address.scheme, address.path)
         address = parse(f"http://{text}/")
+        if "*" in address.host:
+            raise NotAllowedError("a host is itself: name each subdomain")
         if address.path != "/" or "/" in text:
             raise NotAllowedError("a path needs http:// or https:// before it")
         return _Entry(address.host, None if _has_no_port(text) else address.port)

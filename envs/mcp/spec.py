@@ -24,7 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from envs.mcp.allowed import Allowed, parse
+from envs.mcp.errors import RefusedError
+
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PYTHONS = ("python", "python3")
 """As the first word of an ``argv``: the interpreter that runs this, or that of the sandbox."""
@@ -101,25 +105,30 @@ class _Entry:
         name = self.text("name")
         if not NAME.fullmatch(name):
             raise self.fault("name", f"got {name!r}, expected a small letter and at most 31 of a-z, 0-9, '_', '-'")
-        kind = self.entry.get("kind")
-        if kind is None:
+        if "argv" in self.entry and "kind" not in self.entry:
             return self.program(name)
+        kind = self.text("kind", f"one of {sorted(_KINDS)}, or 'argv' instead of 'kind'")
         if kind not in _KINDS:
             raise self.fault("kind", f"got {kind!r}, expected one of {sorted(_KINDS)}, or 'argv' instead of 'kind'")
         if self.entry.get("where", "outside") != "outside":
             raise self.fault("where", f"a server of kind {kind!r} runs outside; leave it out, or give an 'argv'")
         options, env, known = _KINDS[kind](self)
-        self.only("kind", *known)
+        self.only("name", "where", "kind", *known)
         argv = (sys.executable, "-P", "-m", "envs.mcp", kind, *options)
         return McpServer(name, argv, env={"PYTHONPATH": _OURS, **env})
 
     def program(self, name: str) -> McpServer:
         """A server of the task's own."""
-        self.only("argv", "env", "where")
+        self.only("name", "where", "argv", "env")
         argv = self.texts("argv")
+        script = argv[1] if argv[0] in PYTHONS and len(argv) > 1 else ""
+        if script.endswith(".py") and not (self.folder / script).is_file():
+            raise self.fault("argv", f"there is no file {self.folder / script}")
         env = self.entry.get("env", {})
         if not isinstance(env, dict) or not all(isinstance(text, str) for text in env.values()):
             raise self.fault("env", f"expected an object of texts, got {_kind(env)}")
+        if odd := [variable for variable in env if not _VARIABLE.fullmatch(variable)]:
+            raise self.fault("env", f"got the name {odd[0]!r}, expected letters, digits and underscores")
         where = self.entry.get("where", "outside")
         if where == "inside":
             return self.inside(name, argv, env)
@@ -147,20 +156,26 @@ class _Entry:
 
     def only(self, *known: str) -> None:
         for name in self.entry:
-            if name not in ("name", "where", *known):
-                raise self.fault(name, f"unknown here, expected some of {sorted({'name', 'where', *known})}")
+            if name not in known:
+                raise self.fault(name, f"unknown here, expected some of {sorted(known)}")
 
-    def text(self, name: str) -> str:
-        value = self.entry.get(name)
+    def text(self, name: str, expected: str = "a text") -> str:
+        value = self.given(name, expected)
         if not isinstance(value, str) or not value.strip():
-            raise self.fault(name, "is missing; expected a text" if value is None else f"got {_kind(value)}, no text")
+            raise self.fault(name, f"expected {expected}, got {_kind(value)}")
         return value
 
     def texts(self, name: str) -> list[str]:
-        value = self.entry.get(name)
+        expected = "a list of texts that is not empty"
+        value = self.given(name, expected)
         if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
-            raise self.fault(name, f"expected a list of texts that is not empty, got {_kind(value)}")
+            raise self.fault(name, f"expected {expected}, got {_kind(value)}")
         return value
+
+    def given(self, name: str, expected: str) -> Any:
+        if name not in self.entry:
+            raise self.fault(name, f"is missing; expected {expected}")
+        return self.entry[name]
 
     def path(self, name: str, text: str) -> Path:
         """A path of the task folder that neither leaves it nor shows its grader."""
@@ -187,19 +202,32 @@ def _search(entry: _Entry) -> Options:
     if "api" not in entry.entry:
         return ["--corpus", entry.existing_folder("corpus")], {}, ("corpus",)
     api = _Entry(f"{entry.place}.api", entry.entry["api"], entry.folder)
-    options = ["--api", api.text("url")]
+    url = api.text("url")
+    try:
+        parse(url)
+    except RefusedError as error:
+        raise api.fault("url", str(error)) from None
+    if "{query}" not in url and "post" not in api.entry:
+        raise api.fault("url", f"got {url!r}, expected {{query}} in it, or 'post' with the field that takes the query")
+    options = ["--api", url]
     env = {}
     names = ("key_env", "key_header", "post", "results")
     for name in names:
         if name in api.entry:
             options += [f"--{name.replace('_', '-')}", api.text(name)]
     if "key_env" in api.entry:
+        if not _VARIABLE.fullmatch(api.text("key_env")):
+            raise api.fault("key_env", f"got {api.text('key_env')!r}, expected the name of an environment variable")
         env[api.text("key_env")] = "${" + api.text("key_env") + "}"
     api.only("url", *names)
     return options, env, ("api",)
 
 
 def _fetch(entry: _Entry) -> Options:
+    try:
+        Allowed(entry.texts("allow"))
+    except RefusedError as error:
+        raise entry.fault("allow", str(error)) from None
     return list(_repeated("--allow", entry.texts("allow"))), {}, ("allow",)
 
 

@@ -16,7 +16,7 @@ from envs.sandbox.base import SandboxError
 from envs.sandbox.bubblewrap import own_user_namespace, sized_tmpfs
 from envs.sandbox.cgroups import holding
 from envs.sandbox.check import check_sandbox
-from envs.sandbox.create import unavailable
+from envs.sandbox.create import BACKENDS, BackendName, unavailable
 from envs.sandbox.engine import unreachable
 from envs.sandbox.gc import gc, gc_containers
 from envs.sandbox.image import SOURCES, make
@@ -32,13 +32,13 @@ _EXAMPLES = """examples:
 """
 
 
-def _check(backend: str) -> int:
-    chosen = ("process" if unavailable() else "bubblewrap") if backend == "auto" else backend
+def _check(backend: BackendName) -> int:
+    chosen: BackendName = ("process" if unavailable() else "bubblewrap") if backend == "auto" else backend
     if chosen != backend:
         print(f"backend {chosen}" + (f" ({unavailable()})" if unavailable() else ""))
     with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
         try:
-            results = asyncio.run(check_sandbox(chosen, Path(root)))  # type: ignore[arg-type]
+            results = asyncio.run(check_sandbox(chosen, Path(root)))
         except SandboxError as error:
             print(f"FAILS  the backend {chosen} cannot be used: {error}")
             return 1
@@ -91,14 +91,20 @@ def main() -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="run a backend's contract for real; exit code 1 if something fails")
-    checking.add_argument("--backend", choices=("auto", "bubblewrap", "docker", "process"), default="auto")
+    checking.add_argument("--backend", choices=BACKENDS, default="auto", help="which; auto: as a run takes it")
     imaging = commands.add_parser("image", help="make the image of the backend docker; prints its name")
     imaging.add_argument("--name", default="", help="another name than that of the recipe's contents")
     imaging.add_argument("--source", choices=SOURCES, default="auto", help="auto: the registry where it is reachable")
     imaging.add_argument("--mirror", default="", help="where debootstrap finds Debian, if not in the usual place")
     imaging.add_argument("--again", action="store_true", help="make it anew although it is there")
     collecting = commands.add_parser("gc", help="remove the containers, or sandboxes under ROOT, whose owners are gone")
-    collecting.add_argument("root", type=Path, metavar="ROOT", nargs="?")
+    collecting.add_argument(
+        "root",
+        type=Path,
+        metavar="ROOT",
+        nargs="?",
+        help="folder with sandboxes in it; none: containers",
+    )
     arguments = parser.parse_args()
     if arguments.command == "check":
         return _check(arguments.backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from envs.sandbox import bubblewrap
 from envs.sandbox.aio import uninterrupted
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from configs.schema import SandboxConfig
     from envs.sandbox.docker import Docker
 
-Backend = Literal["auto", "bubblewrap", "docker", "process"] | DockerOptions
+BackendName = Literal["auto", "bubblewrap", "docker", "process"]
+Backend = BackendName | DockerOptions
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 _LONGEST = 200
 _SYSTEM = (

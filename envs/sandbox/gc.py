@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -22,6 +24,9 @@ from envs.sandbox.files import remove_tree
 from envs.sandbox.proc import start_time
 
 _OWNER_FILE = "owner"
+_OWNER = re.compile(r"(\d+) (\d+)\n?")
+_PARTS = {"workspace", "home", "tmp", "shm", "frozen", "etc", "mcp"}
+"""What may lie in a sandbox whose making or removal was cut off."""
 _UNOWNED_GRACE_S = 60.0
 _ROUNDS = 6
 _PAUSE_S = 0.5
@@ -34,14 +39,24 @@ def claim(base: Path) -> None:
     _tell_warden(base.parent, pid)
 
 
-def owned(base: Path) -> bool:
-    """Whether the owner lives; a directory without an owner file is being made, until it is a minute old."""
-    try:
-        pid, _, started = (base / _OWNER_FILE).read_text().strip().partition(" ")
-        return start_time(int(pid)) == started
-    except (FileNotFoundError, ValueError):
-        # One that has another name or is gone by now is its owner's affair.
-        return not base.exists() or time.time() - base.stat().st_mtime < _UNOWNED_GRACE_S
+def orphaned(base: Path) -> bool:
+    """Whether ``base`` is a sandbox, or the folder of a run, whose owner is gone.
+
+    A sandbox without an owner file is being made or removed, until it is a minute old. Whatever else lies there is
+    somebody's, and no orphan.
+    """
+    if base.is_symlink() or not base.is_dir():
+        return False
+    # One that has another name or is gone by now is its owner's affair, one that we may not read is another's.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        owner = base / _OWNER_FILE
+        if owner.exists():
+            found = _OWNER.fullmatch(owner.read_text(errors="replace")) if owner.is_file() else None
+            return found is not None and start_time(int(found[1])) != found[2]
+        info = base.stat()
+        private = stat.S_IMODE(info.st_mode) == 0o700 and all(entry.name in _PARTS for entry in base.iterdir())
+        return private and time.time() - info.st_mtime > _UNOWNED_GRACE_S
+    return False
 
 
 def processes_of(base: Path) -> list[int]:
@@ -76,13 +91,13 @@ def _mounts(process: Path, base: Path) -> bool:
 
 
 def gc(root: Path) -> list[str]:
-    """Remove every sandbox under ``root`` whose owner is gone, what runs first; the labels removed.
+    """Remove every sandbox in ``root`` whose owner is gone, what runs first, and nothing else; the labels removed.
 
     Control groups of owners that are gone are removed too, wherever the sandboxes were.
     """
     root = root.resolve()
     found = sorted(root.iterdir()) if root.is_dir() else []
-    orphans = [base for base in found if not base.is_symlink() and base.is_dir() and not owned(base)]
+    orphans = [base for base in found if orphaned(base)]
     removed = gc_containers(root, orphans)
     for base in orphans:
         end_processes(base)

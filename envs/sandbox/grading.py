@@ -90,11 +90,13 @@ def read_score(finished: Finished, reached: str = "") -> Grade:
         fault = f"the grader did not end within its {finished.seconds:.0f} s"
     elif finished.code != 0:
         fault = f"the grader ended with exit code {finished.code}"
+    elif not last:
+        fault = "the grader printed nothing, expected a number in [0, 1] on the last line of its output"
     elif not 0.0 <= score <= 1.0:
         fault = f"the last line of the grader's output is {last[:200]!r}, expected a number in [0, 1]"
     else:
         return Grade(score, tail)
-    raise GraderFailureError(f"{fault}\n{tail}".strip())
+    raise GraderFailureError(fault if tail in ("", last) else f"{fault}; its output:\n{tail}")
 
 
 def _place_reward(task: Task, sandbox: Sandbox, owner: int | None) -> None:

@@ -356,7 +356,12 @@ def main(argv: list[str]) -> int:
     listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)
-    pid = start(command, listener.getsockname()[1])
+    try:
+        pid = start(command, listener.getsockname()[1])
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode(errors="surrogateescape"))
+        # As a shell has it.
+        return 127 if isinstance(error, FileNotFoundError) else 126
     Relay(listener, folder, name, os.pidfd_open(pid)).serve()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if port:

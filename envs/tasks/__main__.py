@@ -7,10 +7,9 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
-from typing import get_args
 
 from envs.sandbox.base import SandboxError
-from envs.sandbox.create import Backend
+from envs.sandbox.create import BACKENDS, Backend
 from envs.sandbox.grading import LIMITS
 from envs.tasks.check import check_task
 from envs.tasks.clawgym import TaskError, folders
@@ -45,7 +44,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="run graders for real; exit code 1 if a folder is broken")
     checking.add_argument("places", type=Path, nargs="+", metavar="DIR", help="a task folder, or a folder of them")
-    checking.add_argument("--backend", choices=get_args(Backend), default="auto", help="the sandbox")
+    checking.add_argument("--backend", choices=BACKENDS, default="auto", help="the sandbox")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
         try:

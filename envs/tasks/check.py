@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,12 +45,13 @@ async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits
         task = clawgym.read(folder.resolve())
     except clawgym.TaskError as error:
         return [Finding("loads", fault) for fault in error.faults]
+    fields = _of_the_fields(folder)
     inputs = task.input_files if task.input_files.is_dir() else None
     try:
         first = await _run(task, inputs, root, backend, limits)
     except WorkspaceTooLarge as error:
-        return [Finding("loads"), Finding("fits into a workspace", f"{error}: no episode could begin")]
-    findings = [Finding("loads"), *_of_the_start(first, limits)]
+        return [Finding("loads"), fields, Finding("fits into a workspace", f"{error}: no episode could begin")]
+    findings = [Finding("loads"), fields, *_of_the_start(first, limits)]
     if first.score is not None:
         again = await _run(task, inputs, root, backend, limits)
         findings.append(_of_two_runs(first, again))
@@ -62,6 +64,14 @@ async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits
     if backend != "process" and not (backend == "auto" and unavailable()):
         findings.append(_of_the_network([first, empty]))
     return findings
+
+
+def _of_the_fields(folder: Path) -> Finding:
+    entry = json.loads((folder / clawgym.ENTRY).read_text(encoding="utf-8"))
+    wrong = ""
+    if unknown := sorted(entry.keys() - clawgym.FIELDS):
+        wrong = f"nothing reads {', '.join(unknown)}; what is read is {', '.join(sorted(clawgym.FIELDS))}"
+    return Finding(f"has no field in {clawgym.ENTRY} that nothing reads", wrong, fault=False)
 
 
 async def _run(task: Task, workspace: Path | None, root: Path, backend: Backend, limits: Limits) -> _Run:

@@ -21,6 +21,7 @@ from envs.sandbox.create import mount_dir_fault
 from envs.tasks.task import Task
 
 ENTRY = "data_entry.json"
+FIELDS = frozenset({"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp"})
 MOUNT_DIR = "/root/.openclaw/workspace"
 
 
@@ -33,6 +34,14 @@ class TaskError(ValueError):
             f"{len(faults)} broken task folder{'s' if len(faults) > 1 else ''} "
             "(to run the others: --skip-bad-tasks):\n" + "\n".join(f"  {fault}" for fault in faults)
         )
+
+
+class NoTasksError(TaskError):
+    """A place without task folders: there are no others to run."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__([fault])
+        self.args = (fault,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +127,12 @@ def read(folder: Path) -> Task:
 def folders(path: Path) -> list[Path]:
     """The task folders directly under ``path``, or ``path`` itself if it is one. Raises TaskError without any."""
     if not path.is_dir():
-        raise TaskError([f"{path}: no such folder; expected one that holds task folders"])
+        raise NoTasksError(f"{path}: no such folder; expected one that holds task folders")
     if (path / ENTRY).exists():
         return [path]
     found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
-        raise TaskError([f"{path}: holds no task folders; expected folders with a {ENTRY} each"])
+        raise NoTasksError(f"{path}: holds no task folders; expected folders with a {ENTRY} each")
     return found
 
 

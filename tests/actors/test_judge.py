@@ -53,4 +53,4 @@ def test_a_limit_is_told_as_the_setting_that_it_is(session, reached, reason):
 
 def test_a_harness_that_never_called_before_a_limit_is_trouble_and_no_episode():
     status, reason = judge(Finished(None, b"", b"", 1.0), replace(SESSION, calls=0), False, "time limit", "idle_s")
-    assert (status, reason) == ("failed", "the harness made no call (limit: sandbox.idle_s): ")
+    assert (status, reason) == ("failed", "the harness made no call (limit: sandbox.idle_s): it printed nothing")

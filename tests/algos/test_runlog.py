@@ -1,6 +1,8 @@
 import json
 
-from algos.display import before_after, sparkline
+from rich.console import Console as RichConsole
+
+from algos.display import LiveDisplay, before_after, failures, sparkline
 from algos.runlog import RunLog, read_jsonl, rewind
 from configs.loader import load
 
@@ -52,6 +54,35 @@ def test_evaluations_are_shown_side_by_side():
     assert table is not None
     assert [str(cell) for cell in table.columns[1].cells] == ["0.10"]
     assert [str(cell) for cell in table.columns[2].cells] == ["0.90"]
+
+
+def test_the_table_has_the_families_of_a_set_before_its_harnesses():
+    keys = ("heldout", "heldout/in codex", "heldout/sum", "heldout/count", "wording")
+    table = before_after([{"step": 0} | {f"eval/{key}/reward_greedy": 0.5 for key in keys}])
+    assert table is not None
+    shown = [str(cell).strip() for cell in table.columns[0].cells]
+    assert shown == ["[bold]heldout", "count", "sum", "in codex", "[bold]wording"]
+
+
+def test_failed_episodes_are_told_with_harness_and_reason():
+    def rows(count: int, status: str, harness: str, reason: str) -> list[dict[str, str]]:
+        return [{"status": status, "harness": harness, "reason": reason}] * count
+
+    assert failures(rows(3, "completed", "codex", "exit code 0")) == ""
+    told = failures(rows(3, "completed", "a", "") + rows(1, "failed", "b", "x\ny") + rows(2, "failed", "a", "z" * 999))
+    assert told.splitlines() == [
+        "3 of 6 episodes failed and are in no mean (reason in episodes.jsonl):",
+        f"  2 in a: {'z' * 200}",
+        "  1 in b: x",
+    ]
+    many = [row for number in range(7) for row in rows(1, "failed", "a", str(number))]
+    assert failures(many).splitlines()[-1] == "  and 2 more reasons"
+
+
+def test_a_line_of_a_step_says_how_many_episodes_failed(capsys):
+    row = {"step": 2, "episodes/failed": 3, "eval/heldout/failed": 4, "harness/a/failed": 3}
+    LiveDisplay(5, "x", RichConsole()).step(row)
+    assert "step 2/5  7 episodes failed" in capsys.readouterr().out
 
 
 def test_an_offline_run_is_kept_by_wandb_in_the_run_folder(tmp_path):

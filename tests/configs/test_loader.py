@@ -113,6 +113,7 @@ def test_help_and_dry_run_import_neither_torch_nor_ray():
     [
         ("harness.name=none_such", ["harness.name", "agent_loop"]),
         ("model.path=/none/such", ["model.path", "config.json"]),
+        ("mix=[{name: agent_loop}, {name: a}, {name: b}]", ["mix.1: harness.name 'a'", "mix.2: harness.name 'b'"]),
         ("tasks.path=/none/such", ["/none/such"]),
         ("tasks.path=/none[/such]", ["/none[/such]"]),
         ("dir=/etc/passwd", ["/etc/passwd"]),
@@ -143,8 +144,17 @@ def test_help_names_what_the_quickstart_sets_otherwise():
         (None, ["learner.learning_rat=1"], "did you mean 'learner.learning_rate'"),
         (Path("learner.learning_rate"), [], "expected learner.learning_rate=VALUE"),
         (Path("none.yaml"), [], "quickstart.yaml"),
+        (None, ["mix=[{name: agent_loop}, {lable: x}]"], "unknown key 'mix.1.lable'; did you mean 'mix.1.label'?"),
+        (None, ["mix=[agent_loop]"], "mix.0: expected a group of settings such as {name: ...} (got 'agent_loop')"),
+        (None, ["mix=[{name: agent_loop}]", "harness.name=codex"], "harness.name: got codex beside mix"),
     ],
 )
 def test_a_slip_is_answered_with_what_was_meant(path, overrides, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         load(path, overrides)
+
+
+def test_a_fault_of_a_group_does_not_repeat_all_of_it():
+    with pytest.raises(ConfigError, match="argv: got none") as caught:
+        load(None, ["harness.name=command", "harness.env={KEY: secret}"])
+    assert "secret" not in str(caught.value)

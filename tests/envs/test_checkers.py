@@ -77,7 +77,11 @@ async def test_a_sound_adapter_keeps_every_promise(tmp_path, adapter):
 @pytest.mark.parametrize(
     ("adapter", "promise", "words"),
     [
-        (Adapter("print('hello')"), "calls the model API at the base URL", "no call to the base URL (hello)"),
+        (
+            Adapter("print('hello')"),
+            "calls the model API at the base URL",
+            "the base URL (final answer; hello)",
+        ),
         (Adapter(CALL.replace("sys.argv[2]", "'other'")), "puts the key on every call", "(beginning other)"),
         (Adapter(CALL.replace('"messages"', '"massages"')), "sends what the proxy can read", "messages: got None"),
         (Adapter(CALL + "open('left.txt', 'w')\n"), "leaves the workspace to the agent", "changed left.txt"),
@@ -89,6 +93,11 @@ async def test_a_broken_promise_is_named_with_what_it_means(tmp_path, adapter, p
     findings = await check_harness(adapter, tmp_path, "bubblewrap", QUICK)
     assert words in wrong(findings)[promise]
     assert any(finding.broken for finding in findings)
+
+
+async def test_of_an_adapter_that_never_calls_nothing_is_said_that_was_not_seen(tmp_path):
+    findings = await check_harness(Adapter("print('hello')"), tmp_path, "bubblewrap", QUICK)
+    assert "puts the key on every call" not in {finding.promise for finding in findings}
 
 
 async def test_an_adapter_that_never_ends(tmp_path):
@@ -130,7 +139,7 @@ async def test_a_sound_task_keeps_every_promise(tmp_path):
     folder = make_task(tmp_path, "[ -e done ] && echo 1 || echo 0.1\n")
     findings = await check_task(folder, tmp_path / "rooms", "bubblewrap")
     assert wrong(findings) == {}
-    assert len(findings) == 7
+    assert len(findings) == 8
     assert list((tmp_path / "rooms").iterdir()) == []
 
 
@@ -152,6 +161,17 @@ async def test_a_broken_task_is_told_in_a_sentence(tmp_path, script, promise, wo
     assert words in wrong(findings)[promise]
 
 
+async def test_a_field_that_nothing_reads_is_a_warning(tmp_path):
+    folder = make_task(tmp_path, "echo 0\n")
+    entry = folder / "data_entry.json"
+    entry.write_text(entry.read_text().replace('"metadata"', '"grader_get": ["transcript"], "metadata"'))
+    findings = await check_task(folder, tmp_path / "rooms", "bubblewrap")
+    assert not any(finding.broken for finding in findings)
+    assert list(wrong(findings).values()) == [
+        "nothing reads grader_get; what is read is grader_gets, input_mount_dir, mcp, metadata, task_id, user_query"
+    ]
+
+
 async def test_a_task_that_does_not_load_is_checked_no_further(tmp_path):
     folder = make_task(tmp_path, "echo 0")
     (folder / "data_entry.json").write_text('{"task_id": "t"}')
@@ -171,7 +191,7 @@ def run(*argv: str) -> tuple[int, str]:
 
 def test_the_command_lines(tmp_path):
     make_task(tmp_path, "echo 7")
-    code, said = run("envs.tasks", "check", str(tmp_path))
+    code, said = run("envs.tasks", "check", "--backend", "auto", str(tmp_path))
     assert code == 1
     assert "FAILS  scores the untouched workspace: the last line" in said
     assert "1 task folder checked, 1 broken" in said
@@ -185,4 +205,12 @@ def test_the_command_lines(tmp_path):
     assert "FAILS  calls the model API at the base URL" in said
     code, said = run("envs.harnesses", "check", "command", "--episode")
     assert code == 1
-    assert "FAILS  command cannot be started" in said
+    assert "FAILS  command cannot be started: got no --config, expected --config FILE with harness.name=command" in said
+    config.write_text("mix: [{name: agent_loop}, {name: command, argv: ['/no/such']}]\n")
+    flags = ["--config", str(config), "--backend", "bubblewrap"]
+    code, said = run("envs.harnesses", "check", "command", "--episode", *flags)
+    assert code == 1
+    assert "cannot start /no/such: No such file or directory" in said
+    code, said = run("envs.harnesses", "check", "agent_loop")
+    assert code == 2
+    assert "nothing to install; to try it: check agent_loop --episode" in said

@@ -127,7 +127,7 @@ def test_a_template_that_cannot_be_filled_in_is_named_before_anything_starts(tmp
     ("overrides", "words"),
     [
         (["harness.name=command"], "argv: got none, expected the program"),
-        (["harness.argv=[x]"], "argv: got a setting that only harness.name=command has"),
+        (["harness.argv=[x]"], "argv: got a setting that only name=command has, and name=agent_loop"),
         (["harness.name=command", "harness.argv=[x]", "harness.max_turns_codes=[0]"], "got 0 in both"),
     ],
 )

@@ -81,7 +81,7 @@ async def test_a_clawgym_grader_with_its_fixed_path(backend, tmp_path, text, sco
         ("echo 1.5", "expected a number in"),
         ("echo inf", "expected a number in"),
         ("echo -0.1", "expected a number in"),
-        ("true", "'', expected a number"),
+        ("true", "printed nothing, expected a number"),
         ("echo 1.0; exit 3", "exit code 3"),
         ("echo 1.0; sleep 30", "did not end"),
         ("echo 1.0; kill -9 $$", "exit code 137"),
@@ -102,7 +102,7 @@ async def test_what_the_agent_left_is_named_where_it_makes_the_grader_fail(backe
         GraderFailureError, match=r"on the untouched input files it gives 0\.25: what the agent"
     ) as caught:
         await graded(backend, tmp_path, make_task(tmp_path, script))
-    assert "exit code 5\ncannot read answer" in str(caught.value)
+    assert "exit code 5; its output:\ncannot read answer" in str(caught.value)
 
 
 async def test_a_grader_that_fails_once_is_asked_again(tmp_path):

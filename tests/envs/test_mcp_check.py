@@ -30,5 +30,5 @@ def test_tools_are_listed_and_what_fails_is_said(tmp_path, monkeypatch, capsys):
     assert main() == 1
     said = capsys.readouterr().out
     assert "ends (outside): FAILS: MCP server ends: it ended with exit code 1" in said
-    assert "field 'mcp[0].argv'" in said
+    assert "field 'mcp[0].kind'" in said
     assert "empty: names no MCP servers" in said

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from envs.harnesses.agent_loop_adapter import AgentLoop
-from envs.harnesses.base import check_tools
+from envs.harnesses.base import check_tools, check_variables
 from envs.mcp.spec import McpServer, read_servers
 from envs.tasks import clawgym
 from envs.tasks.clawgym import TaskError
@@ -65,6 +65,7 @@ def test_each_kind_becomes_a_command(folder):
 
 
 DOCS = {"name": "docs", "kind": "search", "corpus": "corpus"}
+WEB = {"url": "https://x.example/?q={query}"}
 OWN = {"name": "own", "argv": ["python", "server.py"]}
 
 
@@ -88,9 +89,18 @@ OWN = {"name": "own", "argv": ["python", "server.py"]}
         ([DOCS | {"corpus": "."}], ["'mcp[0].corpus'", "not below"]),
         ([DOCS | {"corpus": "tools/out"}], ["'mcp[0].corpus'", "not below"]),
         ([{"name": "web", "kind": "search", "api": {}}], ["'mcp[0].api.url'", "missing"]),
-        ([{"name": "web", "kind": "search", "api": {"url": "x", "key": "y"}}], ["'mcp[0].api.key'", "key_env"]),
+        ([{"name": "web", "kind": "search", "api": WEB | {"key": "y"}}], ["'mcp[0].api.key'", "key_env"]),
         ([{"name": "site", "kind": "fetch", "allow": []}], ["'mcp[0].allow'", "list of texts"]),
-        ([{"name": "own"}], ["'mcp[0].argv'", "list of texts"]),
+        ([{"name": "own"}], ["'mcp[0].kind'", "missing", "or 'argv' instead"]),
+        ([DOCS | {"kind": ["search"]}], ["'mcp[0].kind'", "list"]),
+        ([{"name": "own", "argv": []}], ["'mcp[0].argv'", "list of texts"]),
+        ([{"name": "own", "argv": ["python", "none.py"]}], ["'mcp[0].argv'", "no file", "none.py"]),
+        ([{"name": "web", "kind": "search", "api": {"url": "ftp://x?{query}"}}], ["'mcp[0].api.url'", "http://"]),
+        ([{"name": "web", "kind": "search", "api": {"url": "https://x"}}], ["'mcp[0].api.url'", "{query}", "'post'"]),
+        ([{"name": "web", "kind": "search", "api": WEB | {"key_env": "A B"}}], ["'mcp[0].api.key_env'", "'A B'"]),
+        ([{"name": "site", "kind": "fetch", "allow": ["x.example/a"]}], ["'mcp[0].allow'", "'x.example/a'"]),
+        ([{"name": "site", "kind": "fetch", "allow": ["*.example"]}], ["'mcp[0].allow'", "name each subdomain"]),
+        ([OWN | {"env": {"A B": "1"}}], ["'mcp[0].env'", "'A B'"]),
         ([{"name": "own", "argv": ["no-such-program"]}], ["'mcp[0].argv'", "no program 'no-such-program'"]),
         ([OWN | {"env": {"A": 1}}], ["'mcp[0].env'", "object of texts"]),
         ([OWN | {"where": "above"}], ["'mcp[0].where'", "'above'"]),
@@ -116,6 +126,14 @@ def test_a_task_carries_its_servers(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mcp": [DOCS]}))
     (task,) = clawgym.load(folder.parent).tasks
     assert [server.name for server in task.mcp] == ["docs"]
+
+
+def test_a_variable_that_is_not_set_is_named_before_anything_starts(folder, monkeypatch):
+    task = replace(clawgym.read(folder), mcp=read_servers([OWN | {"env": {"A": "${REINS_NO_SUCH}"}}], folder))
+    with pytest.raises(ValueError, match=r"task 'one' in .*'own' needs the environment variable REINS_NO_SUCH"):
+        check_variables([task])
+    monkeypatch.setenv("REINS_NO_SUCH", "x")
+    check_variables([task])
 
 
 def test_a_harness_without_mcp_refuses_a_task_that_needs_it(folder):

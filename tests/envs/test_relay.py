@@ -51,6 +51,18 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [("/no/such", 127, b"No such file or directory"), ("/", 126, b"Permission denied")],
+)
+async def test_a_command_that_cannot_start_is_named_in_one_line(tmp_path, program, code, words):
+    process = await asyncio.create_subprocess_exec(
+        *RELAY, str(tmp_path), "api.sock", "0", program, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert (process.returncode, said) == (code, b"cannot start %b: %b\n" % (program.encode(), words))
+
+
 async def test_large_bodies_pass_both_ways_over_many_connections(tmp_path):
     """Case P7: a request of 30 MB."""
     async with relayed(tmp_path, echo) as (port, _):

@@ -484,12 +484,36 @@ async def test_gc_takes_what_is_orphaned(backend, tmp_path):
 
 
 async def test_gc_spares_a_directory_that_is_being_made(tmp_path):
-    (tmp_path / "young").mkdir()
-    (tmp_path / "old").mkdir()
+    for name in ("young", "old"):
+        (tmp_path / name).mkdir(mode=0o700)
     os.utime(tmp_path / "old", (0, 0))
     (tmp_path / "file").touch()
     assert gc(tmp_path) == ["old"]
     assert gc(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({"notes.txt": "mine"}, 0o700),
+        ({}, 0o755),
+        ({"owner": "Jane"}, 0o700),
+        ({"owner": "12 bottles"}, 0o700),
+        ({"owner/a": "x"}, 0o700),
+    ],
+)
+def test_gc_spares_folders_that_are_no_sandboxes(tmp_path, files, mode):
+    """Whoever says `gc /tmp` keeps everything else that lies there."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    folder.chmod(mode)
+    os.utime(folder, (0, 0))
+    assert gc(tmp_path) == []
+    assert folder.is_dir()
+    assert all((folder / name).read_text() == text for name, text in files.items())
 
 
 async def test_the_process_backend_says_so_once(tmp_path, caplog):
