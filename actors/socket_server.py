@@ -7,17 +7,23 @@ another where one is gone. The path is short enough for the 107 bytes that a Uni
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import socket
+import struct
 import tempfile
 import weakref
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _MOST_BYTES = 107
+MOST_CONNECTIONS = 256
+"""At the same time from one user id other than ours, as sandboxes have: none can starve the others."""
 
 
 class SocketServer:
@@ -69,6 +75,7 @@ class SocketServer:
         listener.setblocking(False)
         config = uvicorn.Config(
             app,
+            http=_Bounded,
             lifespan="off",
             access_log=False,
             log_level="warning",
@@ -82,6 +89,39 @@ class SocketServer:
                 self._serving.result()
             await asyncio.sleep(0.005)
         return path
+
+
+class _Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Hangs up on a user who has too many connections."""
+
+    _by_user: ClassVar[Counter[int]] = Counter()
+    _user: int | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        user = struct.unpack("3i", credentials)[1]
+        if user != os.geteuid() and self._by_user[user] >= MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._user = user
+        self._by_user[user] += 1
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._user is not None:
+            super().data_received(data)
+
+    def eof_received(self) -> None:
+        if self._user is not None:
+            super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._user is None:
+            return
+        self._by_user[self._user] -= 1
+        if not self._by_user[self._user]:
+            del self._by_user[self._user]
+        super().connection_lost(exc)
 
 
 def _remove_dead(folder: Path) -> None:

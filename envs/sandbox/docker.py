@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import docker.types
 from docker.errors import APIError, NotFound
 
+from envs.sandbox import seccomp
 from envs.sandbox.aio import Kept, uninterrupted
 from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Meter, Mount, NotStartedError, SandboxError
 from envs.sandbox.bubblewrap import HOME, HOSTNAME, RELAY_PORT, _uid
@@ -44,6 +45,18 @@ _CPUS = 2.0
 """Cores of a container where the limits name none."""
 _SHM_MB = 64
 _PRLIMIT = "/usr/bin/prlimit"
+_FILTERED = """
+import ctypes, os, signal, sys
+held = bytes.fromhex(sys.argv[1])
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+if held and ctypes.CDLL(None, use_errno=True).prctl(22, 2, ctypes.byref(Program(len(held) // 8, held)), 0, 0):
+    sys.exit(f"no filter of system calls: {os.strerror(ctypes.get_errno())}")
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Adds our filter to the engine's own, whose strictness depends on its version."""
 _ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 _END_S = 60.0
 """How long the engine may take to tell the end of a container that was killed."""
@@ -308,12 +321,13 @@ class Docker(Room):
             runtime=self._options.runtime or None,
         )
         host["MaskedPaths"] = _HIDDEN
+        filtered = (self.python, "-I", "-S", "-c", _FILTERED, seccomp.program().hex())
         # A name alone takes out what the image or the engine would set.
         absent = {"HOSTNAME", *self._image.variables} - set(command.env)
         return client.create_container_config(
             self._image.id,
             # The engine would hold its own start to this limit too, which then fails.
-            [_PRLIMIT, f"--data={limits.memory_mb << 20}", "--", *command.argv],
+            [*filtered, _PRLIMIT, f"--data={limits.memory_mb << 20}", "--", *command.argv],
             hostname=HOSTNAME,
             user="{}:{}".format(*self._ids()),
             environment=[*(f"{name}={value}" for name, value in command.env.items()), *sorted(absent)],

@@ -20,12 +20,14 @@ from envs.sandbox.base import SandboxError, WorkspaceTooLarge
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a copy may hold at most. ``total_bytes`` counts apparent sizes: a sparse file counts in full;
-    ``path_bytes`` counts from the copied folder on.
+    ``path_bytes`` counts from the copied folder on; ``link_bytes`` are those of all links' texts together.
     """
 
     total_bytes: int = 512 << 20
     entries: int = 100_000
     path_bytes: int = 3000
+    links: int = 10_000
+    link_bytes: int = 1 << 20
 
 
 def _copy_file(source: str, target: str, info: os.stat_result, owner: int | None) -> None:
@@ -53,7 +55,7 @@ def _copy_file(source: str, target: str, info: os.stat_result, owner: int | None
 def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os.stat_result]]:
     """Every entry below ``source``, its place below ``target`` and its status, folders before contents."""
     found = []
-    total = 0
+    total = links = link_bytes = 0
     # Below the folder: where the copy lies must not decide whether it is too long.
     above = len(os.fsencode(target)) + 1
     pending = [(os.fspath(source), os.fspath(target))]
@@ -68,10 +70,17 @@ def _scan(source: Path, target: Path, bounds: Bounds) -> list[tuple[str, str, os
                     pending.append((entry.path, there))
                 elif stat.S_ISREG(info.st_mode):
                     total += info.st_size
+                elif stat.S_ISLNK(info.st_mode):
+                    links += 1
+                    link_bytes += info.st_size
                 if len(found) > bounds.entries:
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.entries} files and folders")
                 if total > bounds.total_bytes:
                     raise WorkspaceTooLarge(f"the workspace holds more than {bounds.total_bytes} bytes")
+                if links > bounds.links or link_bytes > bounds.link_bytes:
+                    # Whoever looks where they lead goes a way of 40 links for each.
+                    most = f"{bounds.links} links, or links of more than {bounds.link_bytes} bytes"
+                    raise WorkspaceTooLarge(f"the workspace holds more than {most}")
                 if len(os.fsencode(there)) - above > bounds.path_bytes:
                     raise WorkspaceTooLarge(f"a path in the workspace is longer than {bounds.path_bytes} bytes")
     return found
