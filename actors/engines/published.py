@@ -199,7 +199,7 @@ def _gone(path: Path, folder: Path) -> Iterator[None]:
     """Whatever fails on a ``folder`` that is no longer there failed for that reason."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         if folder.is_dir():
             raise
         raise VersionGoneError(
