@@ -97,7 +97,7 @@ class _Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _by_user: ClassVar[Counter[int]] = Counter()
     _user: int | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         user = struct.unpack("3i", credentials)[1]
         if user != os.geteuid() and self._by_user[user] >= MOST_CONNECTIONS:
