@@ -116,8 +116,8 @@ async def play(attack: Attack, backend: str, warm: bool, folder: Path) -> Told:
             task = _task(attack, folder, {**facts, "backend": backend})
             config = RunConfig.model_validate(
                 {
-                    "sandbox": {"backend": backend, "wall_s": 60.0, "pool": int(warm), **attack.sandbox},
-                    "harness": {"command_s": 50.0},
+                    "sandbox": {"backend": backend, "wall_s": 120.0, "pool": int(warm), **attack.sandbox},
+                    "harness": {"command_s": 110.0},
                     "engine": {"max_len": _CONTEXT},
                     "reward": {"flags": True},
                 }

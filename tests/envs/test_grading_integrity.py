@@ -132,6 +132,16 @@ async def test_where_a_copy_lies_does_not_decide_whether_it_is_too_large(tmp_pat
         copy_tree(source, tmp_path / ("y" * (1 if where == "frozen" else 200)))
 
 
+@pytest.mark.parametrize(("number", "text"), [(10_001, "x"), (300, "./" * 2000)], ids=["many", "long"])
+def test_links_that_take_long_to_follow_are_too_much(tmp_path, number, text):
+    source = tmp_path / "source"
+    source.mkdir()
+    for one in range(number):
+        (source / f"link{one}").symlink_to(text)
+    with pytest.raises(WorkspaceTooLarge, match="links"):
+        copy_tree(source, tmp_path / "copy")
+
+
 async def test_a_link_to_the_agents_own_file_still_counts(tmp_path):
     workspace = tmp_path / "workspace"
     workspace.mkdir()

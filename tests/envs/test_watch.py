@@ -120,3 +120,9 @@ async def test_disk_is_counted_as_it_is_taken(tmp_path):
     used = await used_bytes([folder])
     assert 3 << 20 <= used - before < 4 << 20
     remove_tree(folder)
+
+
+async def test_empty_files_take_disk(tmp_path):
+    for number in range(256):
+        (tmp_path / str(number)).touch()
+    assert await used_bytes([tmp_path]) >= 1 << 20
