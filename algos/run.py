@@ -104,8 +104,8 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
     """What a run with these settings would do, in a few lines."""
     per_step = config.rollout.groups * config.rollout.group_size
     before = _last_checkpoint(folder) if resume else 0
-    evaluation = f"{config.eval.tasks} tasks before and after"
-    if config.eval.every:
+    evaluation = f"{config.eval.tasks} tasks of each set" + (" before and after" if config.steps else "")
+    if config.eval.every and config.steps:
         evaluation = f"every {config.eval.every} steps, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
@@ -120,7 +120,8 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
             f"tasks       {tasks}",
             "harness     " + ("each task in each of " if config.mix else "") + ", ".join(config.harnesses),
             f"engine      {engine}",
-            f"sandbox     {backend}, {config.sandbox.actors} x {config.sandbox.concurrency} at a time",
+            f"sandbox     {backend}{' (no isolation)' if backend == 'process' else ''}, "
+            f"{config.sandbox.actors} x {config.sandbox.concurrency} at a time",
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
             f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
             f"evaluation  {evaluation}",

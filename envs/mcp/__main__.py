@@ -10,6 +10,7 @@ from pathlib import Path
 from envs.mcp import fetch, files, search
 from envs.mcp.check import check
 from envs.mcp.errors import RefusedError
+from envs.tasks.clawgym import TaskError, folders
 
 _SERVERS = {"search": search, "fetch": fetch, "files": files}
 _EXAMPLES = """examples:
@@ -17,7 +18,7 @@ _EXAMPLES = """examples:
   python -m envs.mcp fetch --allow docs.example.org   fetch pages of one host
   python -m envs.mcp files --folder notes             list and read the files of a folder
   python -m envs.mcp search --help                    all options of one of them
-  python -m envs.mcp check TASK                       start the servers that a task names and list their tools
+  python -m envs.mcp check DIR                        start the servers that tasks name and list their tools
 
 A task names servers in the field "mcp" of its data_entry.json; see envs/mcp/spec.py.
 """
@@ -41,10 +42,15 @@ def main() -> int:
         )
         module.add_arguments(command)
     checking = commands.add_parser("check", help="try the servers of task folders; exit code 1 if one fails")
-    checking.add_argument("tasks", nargs="+", type=Path, metavar="TASK")
+    checking.add_argument("places", nargs="+", type=Path, metavar="DIR", help="a task folder, or a folder of them")
     arguments = parser.parse_args()
     if arguments.command == "check":
-        return asyncio.run(check(arguments.tasks))
+        try:
+            found = [folder for place in arguments.places for folder in folders(place)]
+        except TaskError as error:
+            print(error, file=sys.stderr)
+            return 2
+        return asyncio.run(check(found))
     try:
         server = _SERVERS[arguments.command].make(arguments)
     except RefusedError as error:

@@ -26,7 +26,7 @@ async def check(folders: Sequence[Path]) -> int:
         try:
             task = clawgym.read(folder.resolve())
         except clawgym.TaskError as error:
-            print(error)
+            print(f"{folder}: FAILS: {'; '.join(error.faults)}")
             failed += 1
             continue
         if not task.mcp:
@@ -58,10 +58,12 @@ async def _tools(server: McpServer) -> str:
         async with asyncio.timeout(_START_S), _client(server) as client:
             tools = (await client.list_tools()).tools
             return ", ".join(tool.name for tool in tools) or "FAILS: it has no tools"
+    except TimeoutError:
+        return f"FAILS: it did not answer within {_START_S:g} s as a server over standard input and output does"
     except Exception as error:  # whatever a server of somebody's does is what is looked for here
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        return f"FAILS: {error or type(error).__name__}"
+        return f"FAILS: {str(error) or type(error).__name__}"
 
 
 @contextlib.asynccontextmanager

@@ -122,7 +122,7 @@ class _Entry:
         self.only("name", "where", "argv", "env")
         argv = self.texts("argv")
         script = argv[1] if argv[0] in PYTHONS and len(argv) > 1 else ""
-        if script.endswith(".py") and not (self.folder / script).is_file():
+        if script.endswith(".py") and not script.startswith("/") and not (self.folder / script).is_file():
             raise self.fault("argv", f"there is no file {self.folder / script}")
         env = self.entry.get("env", {})
         if not isinstance(env, dict) or not all(isinstance(text, str) for text in env.values()):

@@ -28,7 +28,7 @@ _EXAMPLES = """examples:
   python -m envs.sandbox check --backend docker     the same of the Docker engine of this machine
   python -m envs.sandbox image                      make the image of the backend docker, unless it is there
   python -m envs.sandbox gc                         remove the containers whose owners are gone
-  python -m envs.sandbox gc /tmp/reins-sandboxes    remove the sandboxes under a folder whose owners are gone
+  python -m envs.sandbox gc /tmp                    remove what killed runs left in a folder, and nothing else there
 """
 
 
@@ -58,8 +58,9 @@ def _gc(root: Path | None) -> int:
     if root is None and (reason := unreachable()):
         print(f"nothing was looked for: {reason}")
         return 0
-    removed = gc_containers(None) if root is None else gc(root)
-    print(f"removed {len(removed)} sandboxes whose owners are gone" + "".join(f"\n  {name}" for name in removed))
+    removed = gc_containers(None) if root is None else gc(root, shared=True)
+    what = "sandbox whose owner is" if len(removed) == 1 else "sandboxes whose owners are"
+    print(f"removed {len(removed)} {what} gone" + "".join(f"\n  {name}" for name in removed))
     return 0
 
 

@@ -39,11 +39,11 @@ def claim(base: Path) -> None:
     _tell_warden(base.parent, pid)
 
 
-def orphaned(base: Path) -> bool:
+def orphaned(base: Path, shared: bool = False) -> bool:
     """Whether ``base`` is a sandbox, or the folder of a run, whose owner is gone.
 
     A sandbox without an owner file is being made or removed, until it is a minute old. Whatever else lies there is
-    somebody's, and no orphan.
+    somebody's, and no orphan. ``shared``: others make folders there too, and what has no owner file may be theirs.
     """
     if base.is_symlink() or not base.is_dir():
         return False
@@ -53,6 +53,8 @@ def orphaned(base: Path) -> bool:
         if owner.exists():
             found = _OWNER.fullmatch(owner.read_text(errors="replace")) if owner.is_file() else None
             return found is not None and start_time(int(found[1])) != found[2]
+        if shared:
+            return False
         info = base.stat()
         private = stat.S_IMODE(info.st_mode) == 0o700 and all(entry.name in _PARTS for entry in base.iterdir())
         return private and time.time() - info.st_mtime > _UNOWNED_GRACE_S
@@ -90,14 +92,15 @@ def _mounts(process: Path, base: Path) -> bool:
     return False
 
 
-def gc(root: Path) -> list[str]:
+def gc(root: Path, shared: bool = False) -> list[str]:
     """Remove every sandbox in ``root`` whose owner is gone, what runs first, and nothing else; the labels removed.
 
-    Control groups of owners that are gone are removed too, wherever the sandboxes were.
+    Control groups of owners that are gone are removed too, wherever the sandboxes were. ``shared``: ``root`` is a
+    folder such as /tmp, where others make folders too.
     """
     root = root.resolve()
     found = sorted(root.iterdir()) if root.is_dir() else []
-    orphans = [base for base in found if orphaned(base)]
+    orphans = [base for base in found if orphaned(base, shared)]
     removed = gc_containers(root, orphans)
     for base in orphans:
         end_processes(base)

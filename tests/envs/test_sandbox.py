@@ -488,6 +488,7 @@ async def test_gc_spares_a_directory_that_is_being_made(tmp_path):
         (tmp_path / name).mkdir(mode=0o700)
     os.utime(tmp_path / "old", (0, 0))
     (tmp_path / "file").touch()
+    assert gc(tmp_path, shared=True) == []
     assert gc(tmp_path) == ["old"]
     assert gc(tmp_path / "missing") == []
 
