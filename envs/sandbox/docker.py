@@ -54,7 +54,9 @@ if held and ctypes.CDLL(None, use_errno=True).prctl(22, 2, ctypes.byref(Program(
     sys.exit(f"no filter of system calls: {os.strerror(ctypes.get_errno())}")
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-os.execv(sys.argv[2], sys.argv[2:])
+# Not os.environ, to which Python may have added a locale.
+given = open("/proc/self/environ", "rb").read().split(b"\\0")
+os.execve(sys.argv[2], sys.argv[2:], dict(item.split(b"=", 1) for item in given if b"=" in item))
 """
 """Adds our filter to the engine's own, whose strictness depends on its version."""
 _ETC = ("passwd", "group", "hosts", "nsswitch.conf")
