@@ -9,7 +9,7 @@ import pytest
 from attack_stage import Told, play
 from attacks import ATTACKS, Attack
 from attacks_on_grading import ENDS, MEANS, VERDICT
-from needs import require
+from needs import require, require_docker
 
 from envs.sandbox.create import unavailable
 
@@ -82,5 +82,5 @@ async def test_bubblewrap(attack, warm, tmp_path):
 @pytest.mark.docker
 @pytest.mark.parametrize("attack", cases(ALL))
 async def test_docker(attack, tmp_path):
-    require(not unavailable("docker"), unavailable("docker"))
+    require_docker()
     await run(attack, "docker", False, tmp_path)
