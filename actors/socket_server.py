@@ -15,15 +15,18 @@ import struct
 import tempfile
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _MOST_BYTES = 107
 MOST_CONNECTIONS = 256
 """At the same time from one user id other than ours, as sandboxes have: none can starve the others."""
+_QUEUE = 1024
+_PAUSE_S = 0.1
+_CREDENTIALS = struct.Struct("3i")
 
 
 class SocketServer:
@@ -37,6 +40,7 @@ class SocketServer:
         self._own: Path | None = None
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._door: _Door | None = None
         self._lock = asyncio.Lock()
         self.path: Path | None = None
 
@@ -50,14 +54,15 @@ class SocketServer:
     async def stop(self) -> None:
         """End all connections and remove the socket. Safe to call twice."""
         async with self._lock:
-            if self._server is None or self._serving is None or self.path is None:
+            if self._server is None or self._serving is None or self._door is None or self.path is None:
                 return
+            self._door.close()
             self._server.should_exit = self._server.force_exit = True
             await self._serving
             self.path.unlink(missing_ok=True)
             if self._own is not None:
                 shutil.rmtree(self._own, ignore_errors=True)
-            self._server, self._serving, self.path = None, None, None
+            self._server, self._serving, self._door, self.path = None, None, None, None
 
     async def _listen(self, app: Any) -> Path:
         folder = self._folder
@@ -70,12 +75,9 @@ class SocketServer:
         path = folder / f"{secrets.token_hex(4)}.sock"
         if len(str(path).encode()) > _MOST_BYTES:
             raise ValueError(f"{path}: got a socket path over {_MOST_BYTES} bytes; choose a shorter folder for it")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        listener.setblocking(False)
         config = uvicorn.Config(
             app,
-            http=_Bounded,
+            ws="none",
             lifespan="off",
             access_log=False,
             log_level="warning",
@@ -83,45 +85,97 @@ class SocketServer:
             server_header=False,
         )
         self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[]))
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
             await asyncio.sleep(0.005)
+        self._door = _Door(path, self._server)
         return path
 
 
-class _Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Hangs up on a user who has too many connections."""
+class _Door:
+    """Takes connections off the queue faster than they can be made, so that nobody waits behind a flood.
 
-    _by_user: ClassVar[Counter[int]] = Counter()
-    _user: int | None = None
+    Whoever has too many is hung up on before anything is made for him.
+    """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        user = struct.unpack("3i", credentials)[1]
-        if user != os.geteuid() and self._by_user[user] >= MOST_CONNECTIONS:
-            transport.abort()
-            return
-        self._user = user
-        self._by_user[user] += 1
-        super().connection_made(transport)
+    def __init__(self, path: Path, server: uvicorn.Server) -> None:
+        self._server = server
+        self._http = _counted(server.config.http_protocol_class)
+        self._loop = asyncio.get_running_loop()
+        self._by_user: Counter[int] = Counter()
+        self._welcoming: set[asyncio.Task[Any]] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.setblocking(False)
+        self._listener.listen(_QUEUE)
+        self._loop.add_reader(self._listener, self._take)
 
-    def data_received(self, data: bytes) -> None:
-        if self._user is not None:
-            super().data_received(data)
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
 
-    def eof_received(self) -> None:
-        if self._user is not None:
-            super().eof_received()
+    def _take(self) -> None:
+        for _ in range(_QUEUE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # Out of descriptors: the queue keeps the others until there are some again.
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_PAUSE_S, self._go_on)
+                return
+            user = _user_of(connection)
+            if user != os.geteuid() and self._by_user[user] >= MOST_CONNECTIONS:
+                connection.close()
+                continue
+            self._by_user[user] += 1
+            task = self._loop.create_task(self._welcome(connection, user))
+            self._welcoming.add(task)
+            task.add_done_callback(self._welcoming.discard)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._user is None:
-            return
-        self._by_user[self._user] -= 1
-        if not self._by_user[self._user]:
-            del self._by_user[self._user]
-        super().connection_lost(exc)
+    def _go_on(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._take)
+
+    async def _welcome(self, connection: socket.socket, user: int) -> None:
+        def protocol() -> asyncio.Protocol:
+            made = self._http(config=self._server.config, server_state=self._server.server_state, app_state={})
+            made.gone = lambda: self._leave(user)
+            return made
+
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(protocol, connection)
+        except OSError:
+            # Whoever asked has gone in the meantime.
+            connection.close()
+            self._leave(user)
+
+    def _leave(self, user: int) -> None:
+        self._by_user[user] -= 1
+        if not self._by_user[user]:
+            del self._by_user[user]
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user id of the process at the other end."""
+    return int(_CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
+
+
+def _counted(http: Any) -> Any:
+    """Uvicorn's protocol, which tells when its connection is gone."""
+
+    class Counted(http):
+        gone: Callable[[], None]
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.gone()
+            super().connection_lost(exc)
+
+    return Counted
 
 
 def _remove_dead(folder: Path) -> None:

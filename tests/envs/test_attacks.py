@@ -16,10 +16,8 @@ from envs.sandbox.create import unavailable
 ALL = (*ATTACKS, *ENDS, *MEANS, *VERDICT)
 NOT_CONTAINED = {
     "crashing-grader": "a grader that breaks off on what the agent left gives no score, and the episode is tried anew",
-    "connections": "the proxy stays up and refuses them, but others can wait in its queue for as long as it lasts",
 }
 """Attacks that succeed, with the reason."""
-_BY_CHANCE = ("connections",)
 _SILENT = ("kill-all", "stop-all", "output-flood", "fork-bomb", "disk", "removed-files", "inodes", "memory")
 _SAY_NOTHING = {*_SILENT, "kill-the-relay", "odd-exit", "forged-start", "forged-result", "forged-error"}
 
@@ -49,7 +47,7 @@ def cases(attacks: Sequence[Attack]) -> list[object]:
     found = []
     for attack in attacks:
         reason = NOT_CONTAINED.get(attack.name)
-        marks = [pytest.mark.xfail(reason=reason, strict=attack.name not in _BY_CHANCE)] if reason else []
+        marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
         found.append(pytest.param(attack, marks=marks, id=attack.name))
     return found
 
