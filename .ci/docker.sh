@@ -19,12 +19,9 @@ docker_up() { # An engine that answers is used as it is; else one without a netw
       sleep 0.5
     done
     if ! docker_answers; then
-      # Nothing that could be installed mends a kernel that lets no engine run.
       tail -n 20 "$docker_log" >&2
-      export REINS_NO_DOCKER="dockerd was started and did not come up: $(tail -n 1 "$docker_log")"
-      echo "the tests with the marker docker are left out: $REINS_NO_DOCKER" >&2
-      docker_down
-      return
+      echo "dockerd did not come up" >&2
+      return 1
     fi
   fi
   python -m envs.sandbox image

@@ -26,7 +26,6 @@ from actors.engines.board import WeightsBoard
 from actors.engines.deployment import bound
 from actors.handles import Builders, HandleEngine, HandleProxy, LearnerByName
 from actors.learner import RestoredLearner
-from actors.ports import free_port
 from actors.proxy import Proxy
 from actors.sandbox import SandboxActor
 from actors.tree_builder import TreeBuilderActor
@@ -143,7 +142,8 @@ def _serve(
 ) -> tuple[HandleProxy, HandleEngine | None]:
     """The proxy, and what steers its engine: None where an endpoint samples."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()}, logging_config=quiet)
+    # Sandboxes come through Unix sockets, everybody else by handles: there is nobody for a port of Serve's.
+    serve.start(proxy_location="Disabled", logging_config=quiet)
     foreign = config.engine.kind == "endpoint"
     engine = bound(
         model,

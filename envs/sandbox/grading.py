@@ -4,7 +4,7 @@ Invariant: the verdict depends on the frozen workspace and on the task's ``rewar
 computed in a fresh sandbox without a network or a relay, after every process of the agent is gone;
 ``reward/`` replaces whatever the agent left under that name, and modules of the agent cannot stand in for
 Python's own in a grader's ``python3 -c``. Only a number in [0, 1] is a verdict: a grader that gives none has
-failed, which is no score at all, so an agent that makes it fail gains nothing by it.
+failed, which is no score at all. An agent that makes it fail escapes a low score that way, and earns none.
 """
 
 from __future__ import annotations
