@@ -27,7 +27,6 @@ import functools
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -36,16 +35,12 @@ from envs.sandbox.aio import uninterrupted
 from envs.sandbox.base import Command, Finished, Limits, Mount, SandboxError
 from envs.sandbox.bytecode import compiled
 from envs.sandbox.cgroups import Group
+from envs.sandbox.enclosed import ETC, HOME, HOSTNAME, SHM_MB, Enclosed, uid_of
 from envs.sandbox.files import copy_tree
 from envs.sandbox.namespace import INSTALL, LostError, Namespace, Shape, Waiting, program
 from envs.sandbox.relayed import RELAY_FOLDER
-from envs.sandbox.room import Room
 from envs.sandbox.spawn import within
 
-HOME = "/root"
-HOSTNAME = "sandbox"
-RELAY_PORT = 8080
-_SHM_MB = 64
 _OWN_USERS = ("/usr/bin/unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
 _WAITING = Path(__file__).with_name("waiting.py")
 _ETC = ("alternatives", "ld.so.cache", "mime.types", "protocols", "services")
@@ -91,28 +86,11 @@ def _folders_above(paths: Iterable[str]) -> list[str]:
     return [argument for folder in folders for argument in ("--dir", folder)]
 
 
-@functools.cache
-def _first_uid() -> int:
-    # Container engines often map only the first 65,536 ids; where all are there, stay away from people's ids.
-    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return 0x70000000 if any(int(start) == 0 and int(count) > 0x7F000000 for start, _, count in ranges) else 20000
-
-
-def _uid(label: str) -> int | None:
-    if os.geteuid() != 0:
-        return None
-    first = _first_uid()
-    return first + zlib.crc32(label.encode()) % (1 << 24 if first > 65536 else 40000)
-
-
-class Bubblewrap(Room):
+class Bubblewrap(Enclosed):
     """A sandbox in namespaces; see the module's text. Made by ``envs.sandbox.create``."""
 
-    relay_port = RELAY_PORT
-    inside_home = HOME
-
     def __init__(self, root: Path, label: str, mount_dir: str) -> None:
-        super().__init__(root, label, mount_dir, _uid(label))
+        super().__init__(root, label, mount_dir)
         self.python = interpreter()[0]
         self._running: Namespace | None = None
         self._waiting: Waiting | None = None
@@ -120,15 +98,8 @@ class Bubblewrap(Room):
         self._groups: dict[bool, Group] = {}
 
     @property
-    def inside_workspace(self) -> str:
-        return self.mount_dir
-
-    @property
     def busy(self) -> bool:
         return self._running is not None
-
-    def inside(self, mount: Mount) -> str:
-        return mount.inside
 
     def environment(self) -> dict[str, str]:
         env = {
@@ -144,31 +115,14 @@ class Bubblewrap(Room):
     def build(self, input_files: Path | None) -> None:
         super().build(input_files)
         uid = 1000 if self.uid is None or own_user_namespace() else self.uid
-        etc = self.base / "etc"
-        etc.mkdir(mode=0o755)
-        (etc / "passwd").write_text(
-            f"user:x:{uid}:{uid}::{HOME}:/bin/bash\nroot:x:0:0::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n"
-        )
-        (etc / "group").write_text(f"user:x:{uid}:\nroot:x:0:\nnogroup:x:65534:\n")
-        (etc / "hosts").write_text(f"127.0.0.1 localhost {HOSTNAME}\n")
-        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-        self._make_mount_point()
+        self.make_etc(uid, uid)
+        self.make_mount_point([(HOME, self.home), *([] if sized_tmpfs() else [("/tmp", self.tmp)])])
 
     def move_in(self, label: str, input_files: Path | None) -> None:
         """Make a sandbox that was built without a task the task's. Raises as ``build``."""
         self.rename(label)
         if input_files is not None:
             copy_tree(input_files, self.workspace, self.uid)
-
-    def _make_mount_point(self) -> None:
-        # Where the workspace lies below a folder of the agent's own, its mount point is made here, so that
-        # the folders on the way belong to the agent too.
-        for inside, folder in ((HOME, self.home), *([] if sized_tmpfs() else [("/tmp", self.tmp)])):
-            if Path(self.mount_dir).is_relative_to(inside):
-                for part in Path(self.mount_dir).relative_to(inside).parts:
-                    folder = folder / part
-                    if not folder.exists():
-                        self.make(folder)
 
     def _arguments(self, shape: Shape) -> list[str]:
         base = os.fspath(self.base)
@@ -183,7 +137,7 @@ class Bubblewrap(Room):
             *("--bind", f"{base}/workspace", self.mount_dir),
         ]
         arguments += _folders_above(mount.inside for mount in shape.mounts)
-        for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+        for name in ETC:
             arguments += ["--ro-bind", f"{base}/etc/{name}", f"/etc/{name}"]
         for mount in shape.mounts:
             arguments += ["--bind" if mount.writable else "--ro-bind", os.fspath(self.base / mount.host), mount.inside]
@@ -197,7 +151,7 @@ class Bubblewrap(Room):
             base = os.fspath(self.base)
             return ["--bind", f"{base}/shm", "/dev/shm", "--bind", f"{base}/tmp", "/tmp"]
         arguments = []
-        for folder, size in (("/dev/shm", min(tmp_mb, _SHM_MB)), ("/tmp", tmp_mb)):
+        for folder, size in (("/dev/shm", min(tmp_mb, SHM_MB)), ("/tmp", tmp_mb)):
             arguments += ["--perms", "1777", "--size", str(size << 20), "--tmpfs", folder]
         above = Path(self.mount_dir).parents
         for folder in sorted(os.fspath(path) for path in above if path.is_relative_to("/tmp/")):
@@ -310,7 +264,7 @@ def sized_tmpfs() -> bool:
 @functools.cache
 def own_user_namespace() -> bool:
     """Whether a sandbox started by root can have a user namespace of its own, found by trying it."""
-    become = ["setpriv", "--reuid", str(_uid("probe")), "--clear-groups", "--", *_OWN_USERS, "/bin/true"]
+    become = ["setpriv", "--reuid", str(uid_of("probe")), "--clear-groups", "--", *_OWN_USERS, "/bin/true"]
     return subprocess.run(become, capture_output=True, check=False).returncode == 0
 
 
@@ -329,7 +283,7 @@ def missing() -> str:
             "/",
         ]
         arguments += ["--proc", "/proc", "--dev", "/dev", *([] if root else ["--unshare-user"])]
-        become = ["setpriv", "--reuid", str(_uid("probe")), "--clear-groups"] if root else []
+        become = ["setpriv", "--reuid", str(uid_of("probe")), "--clear-groups"] if root else []
         done = subprocess.run([*arguments, "--", *become, "/bin/true"], capture_output=True, text=True, timeout=30)
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap could not be started: {error}. {INSTALL}"

@@ -36,14 +36,12 @@ from docker.errors import APIError, NotFound
 from envs.sandbox import seccomp
 from envs.sandbox.aio import Kept, uninterrupted
 from envs.sandbox.base import Command, DockerOptions, Finished, Limits, Meter, Mount, NotStartedError, SandboxError
-from envs.sandbox.bubblewrap import HOME, HOSTNAME, RELAY_PORT, _uid
+from envs.sandbox.enclosed import ETC, HOME, HOSTNAME, SHM_MB, Enclosed
 from envs.sandbox.engine import Image, asking, connect, labels, look_at, remove
-from envs.sandbox.room import Room
 
 T = TypeVar("T")
 _CPUS = 2.0
 """Cores of a container where the limits name none."""
-_SHM_MB = 64
 _PRLIMIT = "/usr/bin/prlimit"
 _FILTERED = """
 import ctypes, os, signal, sys
@@ -59,7 +57,6 @@ given = open("/proc/self/environ", "rb").read().split(b"\\0")
 os.execve(sys.argv[2], sys.argv[2:], dict(item.split(b"=", 1) for item in given if b"=" in item))
 """
 """Adds our filter to the engine's own, whose strictness depends on its version."""
-_ETC = ("passwd", "group", "hosts", "nsswitch.conf")
 _END_S = 60.0
 """How long the engine may take to tell the end of a container that was killed."""
 _KILLED = -9
@@ -234,14 +231,11 @@ def _ulimits(limits: Limits) -> list[docker.types.Ulimit]:
     return [cpu_limit, *(docker.types.Ulimit(name=name, soft=value, hard=value) for name, value in hard.items())]
 
 
-class Docker(Room):
+class Docker(Enclosed):
     """A sandbox in containers; see the module's text. Made by ``envs.sandbox.create``."""
 
-    relay_port = RELAY_PORT
-    inside_home = HOME
-
     def __init__(self, root: Path, label: str, mount_dir: str, options: DockerOptions) -> None:
-        super().__init__(root, label, mount_dir, _uid(label))
+        super().__init__(root, label, mount_dir)
         self._options = options
         self._image = Image("", "", ())
         self.python = ""
@@ -249,15 +243,8 @@ class Docker(Room):
         self._left_behind: list[str] = []
 
     @property
-    def inside_workspace(self) -> str:
-        return self.mount_dir
-
-    @property
     def busy(self) -> bool:
         return self._running is not None
-
-    def inside(self, mount: Mount) -> str:
-        return mount.inside
 
     def environment(self) -> dict[str, str]:
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "USER": "user"}
@@ -266,24 +253,8 @@ class Docker(Room):
         self._image = look_at(self._options)
         self.python = self._image.python
         super().build(input_files)
-        uid, gid = self._ids()
-        etc = self.base / "etc"
-        etc.mkdir(mode=0o755)
-        users = [f"user:x:{uid}:{gid}::{HOME}:/bin/bash", "root:x:0:0::/:/bin/false"]
-        texts = {
-            "passwd": "\n".join([*users, "nobody:x:65534:65534::/:/bin/false"]),
-            "group": f"user:x:{gid}:\nroot:x:0:\nnogroup:x:65534:",
-            "hosts": f"127.0.0.1 localhost {HOSTNAME}",
-            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files",
-        }
-        for name in _ETC:
-            (etc / name).write_text(f"{texts[name]}\n")
-        folder = self.home
-        if Path(self.mount_dir).is_relative_to(HOME):
-            # Made by the engine, the folders on the way to the workspace would not be the agent's own.
-            for part in Path(self.mount_dir).relative_to(HOME).parts:
-                folder = folder / part
-                self.make(folder)
+        self.make_etc(*self._ids())
+        self.make_mount_point([(HOME, self.home)])
 
     def _ids(self) -> tuple[int, int]:
         """User and group inside: the sandbox's own, or ours where we may not give files away."""
@@ -291,7 +262,7 @@ class Docker(Room):
 
     def _mounts(self, command: Command) -> list[docker.types.Mount]:
         shown = [Mount(self.base / "home", HOME, True), Mount(self.base / "workspace", self.mount_dir, True)]
-        shown += [Mount(self.base / "etc" / name, f"/etc/{name}") for name in _ETC]
+        shown += [Mount(self.base / "etc" / name, f"/etc/{name}") for name in ETC]
         return [
             docker.types.Mount(mount.inside, os.fspath(mount.host), type="bind", read_only=not mount.writable)
             for mount in (*shown, *command.mounts)
@@ -313,7 +284,7 @@ class Docker(Room):
             mem_limit=limits.memory_mb << 20,
             memswap_limit=limits.memory_mb << 20,
             nano_cpus=int(min(limits.cpus or _CPUS, os.cpu_count() or 1) * 1e9),
-            shm_size=min(_SHM_MB, limits.file_mb) << 20,
+            shm_size=min(SHM_MB, limits.file_mb) << 20,
             tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={limits.file_mb}m"},
             ulimits=_ulimits(limits),
             init=True,

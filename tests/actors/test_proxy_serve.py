@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from scripted import full_ids, make_tokenizer
 
 from actors.engines.base import Generate, Generated
 from actors.handles import Builders, HandleProxy
+from actors.ports import free_port
 from actors.proxy import Proxy
 from actors.session_contract import SessionSpec
 from configs.proxy import ProxyConfig
@@ -25,12 +25,6 @@ from trees.record import VersionSpan
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(240)]
 SESSIONS, TURNS, DIES_AT, REPLICAS = 6, 8, 16, 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
