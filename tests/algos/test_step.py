@@ -98,19 +98,21 @@ def test_loss_and_gradient_equal_the_reference(model, max_tokens, layout):
     torch.testing.assert_close(gradients(now), expected, rtol=0, atol=1e-6)
 
 
-def test_order_of_samples_does_not_matter(model):
+@pytest.mark.parametrize("layout", ["paths", "tree"])
+def test_order_of_samples_does_not_matter(model, layout):
     now = moved(model)
     samples, *_ = with_old(model, samples_of(episodes()), 10_000)
     found = []
     for order in (samples, samples[::-1]):
         now.zero_grad()
-        loss = accumulate(now, order, LossSettings(max_tokens=60)).loss
+        loss = accumulate(now, order, LossSettings(max_tokens=60, layout=layout)).loss
         found.append((loss, gradients(now)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
 
 
-def test_splitting_an_episode_at_a_fork_changes_nothing(model):
+@pytest.mark.parametrize("layout", ["paths", "tree"])
+def test_splitting_an_episode_at_a_fork_changes_nothing(model, layout):
     """L2: one path of 6 + 5 trained tokens; two paths, of which the second has the prefix as context only."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, VOCABULARY, 15)
@@ -133,8 +135,8 @@ def test_splitting_an_episode_at_a_fork_changes_nothing(model):
     found = []
     for paths in ([whole], parts):
         now.zero_grad()
-        samples, *_ = with_old(model, [sample_of(p, 1.5) for p in paths], 10_000)
-        found.append((accumulate(now, samples, LossSettings()).loss, gradients(now)))
+        samples, *_ = with_old(model, [sample_of(p, 1.5) for p in paths], 10_000, layout)
+        found.append((accumulate(now, samples, LossSettings(layout=layout)).loss, gradients(now)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attacks import PRELUDE, Attack
+from attack_prelude import PRELUDE, Attack
 from bpe import save_bpe
 
 from actors.dispatch import Dispatcher

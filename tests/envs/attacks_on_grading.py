@@ -4,7 +4,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
-from attacks import Attack
+from attack_prelude import Attack
 
 _HIJACKED_MODULES = "import os\nprint(1.0, flush=True)\nos._exit(0)\n"
 _PYTHON_GRADER = "python3 -c 'import json, sys; print(0)'\n"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attack_prelude import Attack
 from attack_stage import Told, play
-from attacks import ATTACKS, Attack
+from attacks import ATTACKS
 from attacks_on_grading import ENDS, MEANS, VERDICT
 from needs import require, require_docker
 

@@ -45,4 +45,6 @@ def test_three_harnesses_learn_in_one_batch(tmp_path):
         # What the episodes of a harness share is computed once.
         assert row["train/tokens_computed"] < row["train/tokens_of_paths"] / 2
         assert {f"harness/{name}/reward" for name in HARNESSES} <= row.keys()
+    # The policy's shell calls were carried out, not only heard.
+    assert max(episode["calls"] for episode in trained if episode["harness"] != "agent_loop") > 1
     assert max(episode["tokens_prompt"] for episode in trained if episode["harness"] == "claude_code") > 15_000
