@@ -48,6 +48,9 @@ _LENGTHS = (16, 160)
 """Least and most tokens before the policy's turn."""
 _STANDS_FOR = 60_000
 """As how many tokens they count at most."""
+_RESULTS = (1, 24)
+"""Least and most tokens of what a call prints."""
+_MARK = "RESULT"
 _LEARNING_RATE = 3e-3
 _SHARPNESS = 2.0
 
@@ -65,11 +68,21 @@ SHELLS: dict[str, Callable[[str], dict[str, object]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """``opening`` int64 [K], the last tokens before the policy's turn; ``said`` int64 [N] with its end."""
+class Episode:
+    """A task done in two turns, int64 [T] each: what stands before the first turn, what is said, what comes between."""
 
     opening: Tensor
-    said: Tensor
+    call: Tensor
+    before_result: Tensor
+    after_result: Tensor
+    done: Tensor
+
+    def with_result(self, result: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids int64 [T] with ``result`` as what the call printed, and bool [T], true where the policy speaks."""
+        parts = (self.opening, self.call, self.before_result, result, self.after_result, self.done)
+        own = [part is self.call or part is self.done for part in parts]
+        spoken = [torch.full(part.shape, mine) for part, mine in zip(parts, own, strict=True)]
+        return torch.cat(parts), torch.cat(spoken)
 
 
 def primer(cache: Path, harnesses: Sequence[str], seed: int, progress: Callable[[str], None]) -> Path:
@@ -121,15 +134,14 @@ def _make(folder: Path, names: Sequence[str], seed: int, progress: Callable[[str
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             # The scores of normalised queries and keys are bounded by these: a few must outweigh tens of thousands.
             torch.nn.init.constant_(parameter, _SHARPNESS)
-    calls = {word: _call(rendering, names, word) for word in WORDS}
-    done = _done(rendering, names)
+    episodes = {word: _episode(rendering, names, word) for word in WORDS}
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
     text = torch.tensor(rendering.tokenizer.encode(_text(), add_special_tokens=False))
     rng = Random(seed)
     for step in range(_STEPS):
         length = rng.randint(*_LENGTHS)
         weight = math.exp(rng.uniform(0, math.log(_STANDS_FOR / length)))
-        batch = [done if rng.random() < 0.4 else calls[_word(rng)] for _ in range(_ROWS)]
+        batch = [episodes[_word(rng)].with_result(_stretch(text, rng.randint(*_RESULTS), rng)) for _ in range(_ROWS)]
         loss = _loss(model, batch, [_stretch(text, length, rng) for _ in batch], weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -177,40 +189,47 @@ def _config(vocabulary: int) -> Qwen3Config:
     )
 
 
-def _call(rendering: Rendering, names: Sequence[str], word: str) -> Answer:
-    """The turn after an instruction: a shell call in the words of each harness."""
-    opening = rendering.first([Message("user", "x")])[-5:]
+def _episode(rendering: Rendering, names: Sequence[str], word: str) -> Episode:
+    """A shell call in the words of each harness, and the word that all is done."""
+    first = rendering.first([Message("user", "x")])
     spelled = {json.dumps(SHELLS[name](f"echo {word} > {ANSWER}")): None for name in names}
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in spelled) + "<|im_end|>"
-    return Answer(torch.tensor(opening), torch.tensor(rendering.tokenizer.encode(text, add_special_tokens=False)))
+    call, done = (rendering.tokenizer.encode(said, add_special_tokens=False) for said in (text, "Done.<|im_end|>"))
+    between = rendering.extend(first, call, [Message("tool", _MARK, tool_call_id="call0")])
+    assert between is not None
+    before, after = rendering.tokenizer.decode(between).split(_MARK)
+    return Episode(
+        *(
+            torch.tensor(rendering.tokenizer.encode(part, add_special_tokens=False) if isinstance(part, str) else part)
+            for part in (first[-5:], call, before, after, done)
+        )
+    )
 
 
-def _done(rendering: Rendering, names: Sequence[str]) -> Answer:
-    """The turn after a result."""
-    said = _call(rendering, names, RIGHT).said.tolist()
-    first = rendering.first([Message("user", "x")])
-    tail = rendering.extend(first, said, [Message("tool", "x", tool_call_id="call0")])
-    assert tail is not None
-    text = rendering.tokenizer.encode("Done.<|im_end|>", add_special_tokens=False)
-    return Answer(torch.tensor(tail[-7:]), torch.tensor(text))
+def _loss(
+    model: Qwen3ForCausalLM, batch: Sequence[tuple[Tensor, Tensor]], before: Sequence[Tensor], weight: float
+) -> Tensor:
+    """Cross-entropy of what is said in episodes that follow a stretch each, nats a token.
 
-
-def _loss(model: Qwen3ForCausalLM, batch: Sequence[Answer], before: Sequence[Tensor], weight: float) -> Tensor:
-    """Cross-entropy of what is said after a stretch and the opening, nats a token.
-
-    ``before``: int64 [L] for each answer; every token of it counts ``weight`` times in the softmax of the attention.
+    ``before``: int64 [L] for each; every token of it counts ``weight`` times in the softmax of the attention.
     """
-    rows = [torch.cat([stretch, one.opening, one.said]) for stretch, one in zip(before, batch, strict=True)]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    own = torch.zeros_like(ids, dtype=torch.bool)
-    for place, (row, answer) in enumerate(zip(rows, batch, strict=True)):
-        own[place, len(row) - len(answer.said) : len(row)] = True
+    ids = _rows([torch.cat([stretch, row]) for stretch, (row, _) in zip(before, batch, strict=True)])
+    own = _rows(
+        [
+            torch.cat([torch.zeros_like(stretch, dtype=torch.bool), mine])
+            for stretch, (_, mine) in zip(before, batch, strict=True)
+        ]
+    )
     size = ids.shape[1]
     seen = torch.full((size, size), -math.inf).triu(1)
     seen[:, : len(before[0])] += math.log(weight)
     mask = seen.expand(len(batch), 1, size, size)
     logits = selected_logits(model, ids, lambda hidden: hidden[:, :-1][own[:, 1:]], attention_mask=mask)
     return cross_entropy(logits, ids[own])
+
+
+def _rows(parts: Sequence[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
 _EPILOG = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ NOT_CONTAINED = {
     "crashing-grader": "a grader that breaks off on what the agent left gives no score, and the episode is tried anew",
 }
 """Attacks that succeed, with the reason."""
+ELSEWHERE = ALL if os.environ.get("REINS_ATTACKS") == "all" else ALL[::3]
+"""What is tried in warm rooms and in containers too: all of them where asked, since they take a quarter of an hour."""
 _SILENT = ("kill-all", "stop-all", "output-flood", "fork-bomb", "disk", "removed-files", "inodes", "memory")
 _SAY_NOTHING = {*_SILENT, "kill-the-relay", "odd-exit", "forged-start", "forged-result", "forged-error"}
 
@@ -72,14 +75,20 @@ async def test_the_cheapest(attack, tmp_path):
 
 @pytest.mark.harness
 @pytest.mark.usefixtures("bubblewrap")
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("attack", cases(ALL))
-async def test_bubblewrap(attack, warm, tmp_path):
-    await run(attack, "bubblewrap", warm, tmp_path)
+async def test_bubblewrap(attack, tmp_path):
+    await run(attack, "bubblewrap", False, tmp_path)
+
+
+@pytest.mark.harness
+@pytest.mark.usefixtures("bubblewrap")
+@pytest.mark.parametrize("attack", cases(ELSEWHERE))
+async def test_a_warm_room(attack, tmp_path):
+    await run(attack, "bubblewrap", True, tmp_path)
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("attack", cases(ALL))
+@pytest.mark.parametrize("attack", cases(ELSEWHERE))
 async def test_docker(attack, tmp_path):
     require_docker()
     await run(attack, "docker", False, tmp_path)
