@@ -7,7 +7,7 @@ sample to say it, reasoning and tool calls included, with the stop id that ends 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,12 +53,15 @@ def tree_of(row: Mapping[str, Any], rendering: Rendering) -> Tree:
     """
     request = openai_chat.parse({"messages": row.get("messages"), "tools": row.get("tools")}, {})
     weights = [_weight(message, f"messages[{i}]") for i, message in enumerate(row["messages"])]
-    _check(request)
+    request = _checked(request)
     records: dict[str, CallRecord] = {}
     prompts = Prompts(rendering, ProxyConfig(), records)
     builder = TreeBuilder("row")
     untrained = set()
-    for call, place, message in _answers(request):
+    for place, message in enumerate(request.messages):
+        if message.role != "assistant":
+            continue
+        call = _name(place)
         plan = prompts.plan(replace(request, messages=request.messages[:place]))
         said = np.array(rendering.spoken(message), np.int32)
         record = CallRecord(
@@ -85,13 +88,6 @@ def tree_of(row: Mapping[str, Any], rendering: Rendering) -> Tree:
     return Tree(nodes, tree.meta)
 
 
-def _answers(request: Request) -> Iterator[tuple[str, int, Message]]:
-    """(a name for the call, place, message) of each assistant turn."""
-    for place, message in enumerate(request.messages):
-        if message.role == "assistant":
-            yield f"turn{place}", place, message
-
-
 def _weight(message: Mapping[str, Any], field: str) -> bool:
     weight = message.get("weight")
     if weight is None or (weight in (0, 1) and message.get("role") == "assistant"):
@@ -99,23 +95,49 @@ def _weight(message: Mapping[str, Any], field: str) -> bool:
     raise invalid(f"{field}.weight", weight, "0 or 1, on an assistant message")
 
 
-def _check(request: Request) -> None:
-    """What a harness may send and nobody should learn from. Raises ``WireError``."""
+def _checked(request: Request) -> Request:
+    """The request with ids of calls such as the proxy mints, each once in the row and naming the turn that made it.
+
+    Raises ``WireError`` for what a harness may send and nobody should learn from.
+    """
     messages = request.messages
-    if not any(message.role == "assistant" for message in messages):
+    first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
+    if first is None:
         raise invalid("messages", [message.role for message in messages], "an assistant turn, which is what is trained")
-    if not any(message.role != "system" for message in messages[: next(_answers(request))[1]]):
+    if all(message.role == "system" for message in messages[:first]):
         raise invalid("messages[0].role", messages[0].role, "a user message before the first assistant turn")
-    open_calls: set[str] = set()
+    minted: dict[str, str] = {}
+    named = []
     for i, message in enumerate(messages):
         if message.role == "assistant":
-            if not (message.text or message.reasoning or message.tool_calls):
-                raise invalid(f"messages[{i}].content", message.text, "content, reasoning_content or tool_calls")
-            for j, call in enumerate(message.tool_calls):
-                if isinstance(call.arguments, str):
-                    field = f"messages[{i}].tool_calls[{j}].function.arguments"
-                    raise invalid(field, call.arguments, "a JSON object as a string")
-            open_calls = {call.id for call in message.tool_calls}
-        elif message.role == "tool" and message.tool_call_id not in open_calls:
-            expected = f"the id of a call in the assistant turn before it: {sorted(open_calls)}"
-            raise invalid(f"messages[{i}].tool_call_id", message.tool_call_id, expected)
+            minted = _minted(message, i)
+            calls = tuple(replace(call, id=minted[call.id]) for call in message.tool_calls)
+            message = replace(message, tool_calls=calls, node=_name(i))
+        elif message.role == "tool":
+            if message.tool_call_id not in minted:
+                expected = f"the id of a call in the assistant turn before it: {list(minted)}"
+                raise invalid(f"messages[{i}].tool_call_id", message.tool_call_id, expected)
+            message = replace(message, tool_call_id=minted[message.tool_call_id])
+        named.append(message)
+    return replace(request, messages=tuple(named))
+
+
+def _minted(message: Message, place: int) -> dict[str, str]:
+    """For each id of a call of an assistant turn one that names the turn. Raises ``WireError``."""
+    field = f"messages[{place}]"
+    if not (message.text or message.reasoning or message.tool_calls):
+        raise invalid(f"{field}.content", message.text, "content, reasoning_content or tool_calls")
+    minted: dict[str, str] = {}
+    for j, call in enumerate(message.tool_calls):
+        if isinstance(call.arguments, str):
+            where = f"{field}.tool_calls[{j}].function.arguments"
+            raise invalid(where, call.arguments, "a JSON object as a string")
+        if not call.id or call.id in minted:
+            raise invalid(f"{field}.tool_calls[{j}].id", call.id, "an id that no other call of the turn has")
+        minted[call.id] = f"{_name(place)}t{j}"
+    return minted
+
+
+def _name(place: int) -> str:
+    """Of the call that made the assistant turn at a place of the row."""
+    return f"turn{place}"

@@ -7,10 +7,11 @@ machine, same number of threads).
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -26,16 +27,12 @@ from algos.batching import layout_for
 from algos.runlog import read_jsonl
 from algos.step import apply
 from algos.supervised import accumulate, batches, learning_rate, measure
-from algos.trajectories import Trajectory
+from algos.trajectories import DataError, Trajectory
 from configs.sft import SftConfig
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 Row = dict[str, Any]
-
-
-class OtherDataError(ValueError):
-    """A run cannot go on, since its trajectories are not those that it began with."""
 
 
 class FineTuning:
@@ -48,7 +45,8 @@ class FineTuning:
         heldout: what is only measured.
         seen: called with the row of each step.
 
-    Raises ``OtherDataError``, and ``ValueError`` for a layout that the model cannot compute.
+    Raises ``DataError`` when it would go on with other trajectories than those that it began with, and ``ValueError``
+    for a layout that the model cannot compute.
     """
 
     def __init__(
@@ -67,7 +65,9 @@ class FineTuning:
         self._training = training
         self._heldout = [sample for each in heldout for sample in each.samples]
         self._seen = seen
-        self.steps = batches([each.tokens for each in training], config.epochs, config.batch_tokens, config.seed)
+        epochs = batches([each.tokens for each in training], config.epochs, config.batch_tokens, config.seed)
+        self._steps = [step for epoch in epochs for step in epoch]
+        self._ends = list(itertools.accumulate(map(len, epochs)))
         self._digest = hashlib.sha256(b"".join(each.digest for each in (*training, *heldout))).hexdigest()
         self.done, source = checkpoints.find(folder / CHECKPOINTS) or (0, config.model.path)
         # Evaluation mode also while training, as the learner does: the same step gives the same loss again.
@@ -85,15 +85,15 @@ class FineTuning:
         """Train what is left, and put the model into ``folder``."""
         if not read_jsonl(self._folder / METRICS):
             self._log({"step": 0, **self._measured()})
-        while self.done < len(self.steps):
+        while self.done < len(self._steps):
             self._log(self._step())
-            if self.done % self._config.checkpoint_every == 0 or self.done == len(self.steps):
+            if self.done % self._config.checkpoint_every == 0 or self.done == len(self._steps):
                 self._save()
         _publish(self._folder)
 
     def _step(self) -> Row:
         began = time.perf_counter()
-        config, total = self._config, len(self.steps)
+        config, total = self._config, len(self._steps)
         rate = learning_rate(
             self.done,
             total,
@@ -104,13 +104,13 @@ class FineTuning:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        samples = [sample for place in self.steps[self.done] for sample in self._training[place].samples]
+        samples = [sample for place in self._steps[self.done] for sample in self._training[place].samples]
         sums = accumulate(self._model, samples, config.max_tokens_per_microbatch, self._layout)
         norm = apply(self._optimizer, self._model.parameters(), sums.loss, config.grad_clip)
         self.done += 1
         row: Row = {
             "step": self.done,
-            "epoch": self.done * config.epochs / total,
+            "epoch": 1 + bisect.bisect_left(self._ends, self.done),
             "loss": sums.loss,
             "learning_rate": rate,
             "grad_norm": norm,
@@ -120,11 +120,7 @@ class FineTuning:
             "not_finite": int(math.isnan(norm)),
             "seconds": time.perf_counter() - began,
         }
-        return row | (self._measured() if self._ends_an_epoch() else {})
-
-    def _ends_an_epoch(self) -> bool:
-        per_epoch, rest = divmod(len(self.steps), self._config.epochs)
-        return self.done == len(self.steps) or (rest == 0 and self.done % per_epoch == 0)
+        return row | (self._measured() if self.done in self._ends else {})
 
     def _measured(self) -> Row:
         if not self._heldout:
@@ -146,7 +142,7 @@ class FineTuning:
 
     def _restore(self, trainer: Row) -> None:
         if trainer["data"] != self._digest:
-            raise OtherDataError(
+            raise DataError(
                 f"{self._folder}: got other trajectories than those that its checkpoint was trained on, expected the "
                 "same: put the data back, or begin anew in another folder"
             )
@@ -169,4 +165,4 @@ def _publish(folder: Path) -> None:
     for file in sorted(files, key=lambda file: file.name == "config.json"):
         partial = folder / f".{file.name}.partial"
         shutil.copyfile(file, partial)
-        os.replace(partial, folder / file.name)
+        partial.replace(folder / file.name)

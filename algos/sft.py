@@ -51,10 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 stopped on a fault, 2 wrong settings or data, 130 interrupted."""
     args = _arguments(argv)
     console = Console()
-    from algos.finetune import OtherDataError
-    from algos.trajectories import DataError
-
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     folder: Path | None = None
     try:
         config, out = _settings(args)
@@ -70,11 +67,11 @@ def main(argv: list[str] | None = None) -> int:
         left = f"\ngo on:  {_python()} -m algos.sft --resume {folder}" if folder else "; nothing was begun"
         _print(console, "interrupted" + left)
         return 130
-    except (ConfigError, DataError, OtherDataError) as error:
+    except ConfigError as error:
         _print(Console(stderr=True), f" {error}", "error:")
         return 2
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(*_: object) -> None:
@@ -111,7 +108,9 @@ def _settings(args: argparse.Namespace) -> tuple[SftConfig, Path]:
     """The settings, and where the result goes. Raises ConfigError."""
     if args.resume:
         if args.config or args.overrides:
-            raise ConfigError("got settings besides --resume, expected none: a run goes on with those that it began with")
+            raise ConfigError(
+                "got settings besides --resume, expected none: a run goes on with those that it began with"
+            )
         saved = args.resume / _SAVED
         if not saved.is_file():
             raise ConfigError(f"--resume {args.resume}: no {_SAVED} there; expected a folder made by this command")
@@ -166,7 +165,7 @@ def _data(config: SftConfig) -> _Data:
     loaded = load(config.data, rendering, longest, model.vocab_size, config.device)
     training, heldout = split(loaded.trajectories, config.data.heldout, config.seed)
     steps = batches([each.tokens for each in training], config.epochs, config.batch_tokens, config.seed)
-    return _Data(loaded, training, heldout, len(steps))
+    return _Data(loaded, training, heldout, sum(map(len, steps)))
 
 
 def _plan(config: SftConfig, data: _Data, out: Path) -> str:
@@ -188,7 +187,7 @@ def _plan(config: SftConfig, data: _Data, out: Path) -> str:
     if data.loaded.repeated:
         lines.append(f"repeated    {data.loaded.repeated} trajectories are there already; each is trained")
     lines += [f"left out    {count} {reason}" for reason, count in data.loaded.left_out.items()]
-    lines += [f"skipped     {fault}" for fault in data.loaded.faults]
+    lines += [f"skipped     {fault}" for fault in data.loaded.told()]
     return "\n".join(lines)
 
 
@@ -230,7 +229,11 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
 
 def _told(row: dict[str, Any], steps: int) -> str:
     parts = [f"step {row['step']}/{steps}"]
-    parts += [f"{name} {row[key]:.4f}" for name, key in (("loss", "loss"), ("held out", "heldout/loss")) if row.get(key)]
+    parts += [
+        f"{name} {row[key]:.4f}"
+        for name, key in (("loss", "loss"), ("held out", "heldout/loss"))
+        if row.get(key) is not None
+    ]
     return "  ".join(parts)
 
 

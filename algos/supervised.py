@@ -83,13 +83,13 @@ def measure(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, 
     return accumulate(model, samples, max_tokens, layout)
 
 
-def batches(tokens: Sequence[int], epochs: int, batch_tokens: int, seed: int) -> list[list[int]]:
-    """Which trajectories, by their place in ``tokens``, each optimiser step takes.
+def batches(tokens: Sequence[int], epochs: int, batch_tokens: int, seed: int) -> list[list[list[int]]]:
+    """Which trajectories, by their place in ``tokens``, each optimiser step of each epoch takes.
 
     Every epoch has all of them once, in an order of its own, in as few steps as ``batch_tokens`` allows on average, of
     about equal size.
     """
-    steps: list[list[int]] = []
+    found: list[list[list[int]]] = []
     total = sum(tokens)
     share = total / max(1, math.ceil(total / batch_tokens))
     for epoch in range(epochs):
@@ -101,8 +101,8 @@ def batches(tokens: Sequence[int], epochs: int, batch_tokens: int, seed: int) ->
             # By its middle, so that no step is one trajectory beyond its share on average.
             parts.setdefault(int((begun + tokens[place] / 2) / share), []).append(place)
             begun += tokens[place]
-        steps += parts.values()
-    return steps
+        found.append(list(parts.values()))
+    return found
 
 
 def learning_rate(

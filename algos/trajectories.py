@@ -17,16 +17,18 @@ from actors.rendering import Rendering
 from algos.batching import Sample
 from algos.conversations import reward_of, row_of, tree_of
 from algos.supervised import samples_of
+from configs.loader import ConfigError
 from configs.sft import SftDataConfig
 from envs.protocols.errors import WireError
 from trees import codec, filters
 from trees.tree import Tree
 
-_SHOWN = 20
+SHOWN = 20
+"""Faults that are told one by one."""
 
 
-class DataError(ValueError):
-    """Data that cannot be trained: a line per fault, each with place, what was got and what was expected."""
+class DataError(ConfigError):
+    """Data that the settings name and that cannot be trained: a line per fault, with place, got and expected."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,11 @@ class Loaded:
         """Trajectories that are there already, token by token."""
         return len(self.trajectories) - len({each.digest for each in self.trajectories})
 
+    def told(self) -> list[str]:
+        """A line for each fault, and one for those beyond ``SHOWN``."""
+        more = len(self.faults) - SHOWN
+        return self.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+
 
 def load(
     settings: SftDataConfig, rendering: Callable[[], Rendering], longest: int, vocabulary: int, device: str = "cpu"
@@ -95,9 +102,7 @@ def load(
                 reader.rows(file)
     loaded = reader.loaded
     if loaded.faults and not settings.skip_bad:
-        more = len(loaded.faults) - _SHOWN
-        lines = loaded.faults[:_SHOWN] + ([f"and {more} more faults"] if more > 0 else [])
-        raise DataError("\n".join([*lines, "mend them, or leave them out with --skip-bad"]))
+        raise DataError("\n".join([*loaded.told(), "mend them, or leave them out with --skip-bad"]))
     if not loaded.trajectories:
         why = ", ".join(f"{count} {reason}" for reason, count in loaded.left_out.items()) or "the files are empty"
         named = ", ".join(map(str, settings.path))

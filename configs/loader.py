@@ -1,4 +1,4 @@
-"""YAML and ``key.path=value`` to validated settings, a run's or another model's; every fault has its place and a remedy."""
+"""YAML and ``key.path=value`` to validated settings; every fault names its place and a remedy."""
 
 from __future__ import annotations
 
