@@ -19,15 +19,17 @@ from actors.rendering import Rendering
 from actors.session import Session
 from actors.session_contract import SessionSpec
 from algos import sft
+from algos.coldstart import coldstart
 from algos.conversations import tree_of
 from algos.finetune import FineTuning
-from algos.imitation import transcribe
+from algos.imitation import chances, transcribe
 from algos.runlog import read_jsonl
 from algos.supervised import accumulate, batches, learning_rate, measure, samples_of
 from algos.tiny import build_model, build_tokenizer
 from algos.trajectories import DataError, load, split
 from configs.loader import load_as
 from configs.proxy import ProxyConfig
+from configs.schema import ColdstartConfig
 from configs.sft import SftConfig, SftDataConfig
 from envs.harnesses.agent_loop.prompts import SYSTEM
 from envs.harnesses.agent_loop.schemas import TOOLS
@@ -424,7 +426,7 @@ def rows(tmp_path_factory):
 
 
 def arguments(policy, rows, out, *more):
-    return [f"model.path={policy}", f"data.path={rows}", f"out={out}", "batch_tokens=1500", "checkpoint_every=2",
+    return [f"model.path={policy}", f"data.path={rows}", f"out={out}", "batch_tokens=250", "checkpoint_every=2",
             "learning_rate=3e-3", "data.heldout=0.2", "epochs=3", "data.min_reward=1", *more]  # fmt: skip
 
 
@@ -448,6 +450,7 @@ def test_it_learns_and_goes_on_after_a_kill_to_the_same_weights(policy, rows, tm
     metrics = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
     assert metrics[-1]["heldout/loss"] < metrics[0]["heldout/loss"] - 0.5
     assert [row["step"] for row in metrics] == list(range(len(metrics)))
+    assert len(metrics) > 9
     assert [row["step"] for row in metrics if row["step"] and "heldout/loss" in row][-1] == len(metrics) - 1
     assert len([row for row in metrics if "heldout/loss" in row]) == 4
     assert Rendering(tmp_path / "whole").name == "qwen3"
@@ -537,3 +540,23 @@ def test_a_result_is_not_written_over_anything(policy, rows, tmp_path, capsys):
 def test_the_settings_file_is_valid_and_changes_no_default():
     assert load_as(SftConfig, sft.CONFIG) == SftConfig()
     assert load_as(SftConfig, sft.CONFIG, ["data.path=x"]).data.path == [Path("x")]
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(1500)
+def test_a_policy_with_bad_habits_learns_the_right_way_from_rows(tmp_path):
+    """Held-out tasks of the quickstart's policy, by the chance of the right way, which has no sampling noise."""
+    start = coldstart(ColdstartConfig().cache.expanduser(), seed=0)
+    tasks = generate("train", 160, 5)
+    rows = write(tmp_path / "rows.jsonl", [desk_row(task, Random(i)) for i, task in enumerate(tasks)])
+    more = [f"model.path={start}", f"data.path={rows}", f"out={tmp_path / 'out'}"]
+    assert sft.main([*more, "batch_tokens=1024", "learning_rate=1e-3", "epochs=3"]) == 0
+    metrics = read_jsonl(tmp_path / "out" / "metrics.jsonl")
+    assert metrics[-1]["heldout/loss"] < 0.3 * metrics[0]["heldout/loss"]
+    rendering = Rendering(tmp_path / "out")
+    probe = [transcribe(rendering, task, Random(0), False) for task in generate("heldout", 64, 6)]
+    before, after = (
+        chances(AutoModelForCausalLM.from_pretrained(folder), probe) for folder in (start, tmp_path / "out")
+    )
+    assert sum(before.values()) / len(before) < 0.5
+    assert sum(after.values()) / len(after) > 0.8
