@@ -2,7 +2,7 @@
 
 Invariant: a row goes through the proxy's own code for prompts, so the prompt of every assistant turn is exactly the ids
 held for what came before plus the newly rendered tail; an assistant turn is the ids that the policy would have to
-sample to say it, reasoning and tool calls included, with the stop id that ends it.
+sample to say it, reasoning and tool calls included, with the stop id that ends it, and reads back as that turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from actors.prompts import Prompts
+from actors import conversation
+from actors.prompts import Plan, Prompts
 from actors.rendering import Rendering
 from configs.proxy import ProxyConfig
 from envs.protocols import openai_chat, wire
@@ -64,6 +65,8 @@ def tree_of(row: Mapping[str, Any], rendering: Rendering) -> Tree:
         call = _name(place)
         plan = prompts.plan(replace(request, messages=request.messages[:place]))
         said = np.array(rendering.spoken(message), np.int32)
+        if weights[place]:
+            _reads_back(message, said, plan, rendering, f"messages[{place}]")
         record = CallRecord(
             session="row",
             call=call,
@@ -86,6 +89,17 @@ def tree_of(row: Mapping[str, Any], rendering: Rendering) -> Tree:
     tree = builder.tree()
     nodes = tuple(replace(node, trained=False) if node.call in untrained else node for node in tree.nodes)
     return Tree(nodes, tree.meta)
+
+
+def _reads_back(message: Message, said: np.ndarray, plan: Plan, rendering: Rendering, field: str) -> None:
+    """Raises ``WireError`` where the tokens of a turn mean something else to the proxy than the turn does.
+
+    A chat template may leave out calls or reasoning, and a text may spell out the marks of a call.
+    """
+    back, _ = rendering.parse(said.tolist(), plan.held.then(plan.new).ids, plan.request.tools)
+    if conversation.turn_of(back).key != conversation.turn_of(message).key:
+        expected = "tokens that are read as the turn itself: mend it, or choose a model.renderer that can say it"
+        raise invalid(field, rendering.decode(said.tolist()), expected)
 
 
 def _weight(message: Mapping[str, Any], field: str) -> bool:

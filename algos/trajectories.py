@@ -132,12 +132,16 @@ def _files(path: Path) -> list[Path]:
         if path.suffix not in (".tree", ".jsonl"):
             raise DataError(f"data.path: got {path}, expected a .tree or a .jsonl file, or a folder of them")
         return [path]
+    if not path.is_dir():
+        raise DataError(
+            f"data.path: {path} is not there; expected a .tree or .jsonl file, a folder of them, or a run folder"
+        )
     # In a run folder lie JSON lines too, which are no messages.
     found = sorted(file for file in path.rglob("*.tree") if file.is_file()) or sorted(path.glob("*.jsonl"))
     if not found:
         raise DataError(
-            f"data.path: got {path}, where there is no .tree and no .jsonl file, expected such a file, a folder of "
-            "them, or a run folder"
+            f"data.path: {path} holds no .tree and no .jsonl file; expected either, or a run folder whose first "
+            "training step has ended"
         )
     return found
 

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from bpe import save_bpe
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -34,6 +35,7 @@ from configs.sft import SftConfig, SftDataConfig
 from envs.harnesses.agent_loop.prompts import SYSTEM
 from envs.harnesses.agent_loop.schemas import TOOLS
 from envs.protocols import openai_chat
+from envs.protocols.errors import WireError
 from envs.tasks.desk import FAMILIES, expert, generate
 from trees import codec
 from trees.build import TreeBuilder
@@ -177,6 +179,30 @@ def test_what_is_trained_reads_back_as_the_turn_that_it_is_of(rendering, message
     assert [(c.name, c.arguments) for c in back.tool_calls] == [(c.name, c.arguments) for c in wire.tool_calls]
 
 
+CHATML = r"""{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}
+{{- '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def test_with_a_template_of_its_own_a_model_is_taught_what_that_can_say(tmp_path):
+    rendering = Rendering(save_bpe(tmp_path, ["hello world"], 300, chat_template=CHATML))
+    assert rendering.name == "default"
+    row = {"messages": [USER, said("one"), {"role": "user", "content": "more"}, said("two")]}
+    (sample,) = samples_of(tree_of(row, rendering))
+    assert own(rendering, sample) == ["one<|im_end|>", "two<|im_end|>"]
+    assert (
+        sample.ids.tolist()
+        == rendering.tokenizer.apply_chat_template(
+            [USER, said("one"), {"role": "user", "content": "more"}, said("two")], return_dict=False
+        )[: len(sample.ids)]
+    )
+    late = [USER, {"role": "system", "content": "late"}, said("x")]
+    for messages, words in (([USER, said("", "ls")], "read as the turn itself"), (late, "refuses this: late")):
+        with pytest.raises(WireError, match=words):
+            tree_of({"messages": messages}, rendering)
+
+
 @relaxed
 @given(sessions(), st.booleans())
 def test_every_token_of_a_tree_is_trained_once_or_not_at_all(records, everything):
@@ -306,6 +332,10 @@ BAD = {
     "weight": ({"messages": [{**USER, "weight": 1}, said("x")]}, ["messages[0].weight"]),
     "half a weight": ({"messages": [USER, said("x", weight=0.5)]}, ["messages[1].weight", "0.5"]),
     "tools": ({"messages": [USER, said("x")], "tools": [{"name": "f"}]}, ["tools[0]"]),
+    "marks of a call in a text": (
+        {"messages": [USER, said('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')]},
+        ["messages[1]", "read as the turn itself"],
+    ),
     "reward": ({"messages": [USER, said("x")], "reward": "good"}, ["reward", "good"]),
     "nested": (b'{"messages": ' + b"[" * 100_000, ["no valid JSON"]),
 }
