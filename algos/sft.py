@@ -59,9 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         _print(console, _plan(config, data, out))
         if args.dry_run:
             return 0
-        out.mkdir(parents=True, exist_ok=True)
-        folder = out
-        (folder / _SAVED).write_text(dump(config), encoding="utf-8")
+        folder = _begun(config, out)
         return _tune(config, folder, data, console)
     except KeyboardInterrupt:
         left = f"\ngo on:  {_python()} -m algos.sft --resume {folder}" if folder else "; nothing was begun"
@@ -72,6 +70,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _begun(config: SftConfig, out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / _SAVED).write_text(dump(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out: {error}; expected a folder that can be written to") from None
+    return out
 
 
 def _interrupt(*_: object) -> None:
@@ -150,7 +157,10 @@ def _data(config: SftConfig) -> _Data:
     from algos.trajectories import load, split
 
     assert config.model.path is not None
-    model = AutoConfig.from_pretrained(config.model.path, local_files_only=True).get_text_config()
+    try:
+        model = AutoConfig.from_pretrained(config.model.path, local_files_only=True).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {error}") from None
     positions = getattr(model, "max_position_embeddings", None) or sys.maxsize
     longest = min(positions, config.data.max_len or positions)
 
@@ -215,8 +225,8 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
 
         try:
             work = FineTuning(config, folder, data.training, data.heldout, seen)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path: {config.model.path}: {error}") from None
         bar.update(task, completed=work.done)
         work.run()
     rows = read_jsonl(folder / METRICS)

@@ -42,7 +42,8 @@ def samples_of(tree: Tree, everything: bool = False, device: str = "cpu") -> lis
         mask = path.loss_mask
         if everything:
             nodes = tree.path(path.leaf)
-            mask = np.concatenate([np.full(len(node), node.id not in taken) for node in nodes])
+            wanted = {node.id for node in nodes if node.id not in taken and (node.trained or not node.sampled)}
+            mask = np.concatenate([np.full(len(node), node.id in wanted) for node in nodes])
             mask[0] = False
             taken |= {node.id for node in nodes}
         sample = sample_of(_unsampled(path, mask), 1.0, device)

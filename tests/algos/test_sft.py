@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -163,6 +164,11 @@ def test_reasoning_calls_and_stop_ids_are_trained_and_all_else_is_not(rendering)
     assert whole.index("a.txt\n</tool_response>") < whole.index("7\n</tool_response>")
     assert "left out" not in whole
     assert sum(token == rendering.stop_ids[0] for token in sample.ids.tolist()) == whole.count("<|im_end|>") - 1
+    (everything,) = samples_of(tree_of(row, rendering), everything=True)
+    # All but the first token and the turn that nobody should learn.
+    before, after = own(rendering, everything)
+    assert before.endswith("<|im_start|>assistant\n")
+    assert after.startswith("\n<|im_start|>user")
 
 
 @pytest.mark.parametrize(
@@ -529,6 +535,18 @@ def test_it_does_not_go_on_with_other_data(policy, rows, tmp_path, capsys, monke
     mine.write_bytes(b"\n".join(rows.read_bytes().split(b"\n")[2:]))
     assert sft.main(["--resume", str(tmp_path / "out")]) == 2
     assert "other trajectories" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_and_a_place_that_cannot_be_written_are_told(policy, rows, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(policy, broken)
+    (broken / "model.safetensors").unlink()
+    assert sft.main(arguments(broken, rows, tmp_path / "out")) == 2
+    (broken / "config.json").write_text("{}")
+    assert sft.main(arguments(broken, rows, tmp_path / "other")) == 2
+    assert capsys.readouterr().err.count(f"model.path: {broken}") >= 1
+    assert sft.main(arguments(policy, rows, rows / "below")) == 2
+    assert "out: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
