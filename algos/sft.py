@@ -225,6 +225,8 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
 
         try:
             work = FineTuning(config, folder, data.training, data.heldout, seen)
+        except ConfigError:
+            raise
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path: {config.model.path}: {error}") from None
         bar.update(task, completed=work.done)

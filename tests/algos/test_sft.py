@@ -534,7 +534,7 @@ def test_it_does_not_go_on_with_other_data(policy, rows, tmp_path, capsys, monke
     capsys.readouterr()
     mine.write_bytes(b"\n".join(rows.read_bytes().split(b"\n")[2:]))
     assert sft.main(["--resume", str(tmp_path / "out")]) == 2
-    assert "other trajectories" in capsys.readouterr().err
+    assert f"error: {tmp_path / 'out'}: got other trajectories" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_read_and_a_place_that_cannot_be_written_are_told(policy, rows, tmp_path, capsys):
