@@ -1,4 +1,4 @@
-"""YAML and ``key.path=value`` to a validated ``RunConfig``; every fault names its place and a remedy."""
+"""YAML and ``key.path=value`` to validated settings; every fault names its place and a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 from configs.schema import RunConfig
 
 QUICKSTART = Path(__file__).with_name("quickstart.yaml")
+_C = TypeVar("_C", bound=BaseModel)
 
 
 class ConfigError(ValueError):
@@ -38,32 +39,36 @@ def load(path: Path | None = None, overrides: list[str] | None = None) -> RunCon
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, a value does not fit.
     """
-    path = path or QUICKSTART
-    data = _read(path)
+    return load_as(RunConfig, path or QUICKSTART, overrides)
+
+
+def load_as(model: type[_C], path: Path, overrides: list[str] | None = None) -> _C:
+    """``load`` for any settings: ``path`` with its overrides as a ``model``. Raises ConfigError."""
+    data = _read(path, model)
     for override in overrides or []:
         _apply(data, override)
     where = _shown(path) + (" with what the command line says" if overrides else "")
-    _check_keys(data, where)
+    _check_keys(data, where, model)
     try:
-        return RunConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error, where)) from None
+        raise ConfigError(_explain(error, where, model)) from None
 
 
-def dump(config: RunConfig) -> str:
+def dump(config: BaseModel) -> str:
     """The settings as YAML that ``load`` reads back to an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
-def describe() -> str:
-    """One line per setting: key, default, the quickstart's value where it is another, type, meaning."""
+def describe(model: type[BaseModel] = RunConfig, file: Path = QUICKSTART) -> str:
+    """One line per setting: key, default, the value of ``file`` where it is another, type, meaning."""
     lines = []
-    quickstart = _flat(_read(QUICKSTART))
-    for key, field in fields():
+    values = _flat(_read(file, model))
+    for key, field in fields(model):
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else yaml.safe_dump(_plain(default), default_flow_style=True)
         shown = shown.replace("\n...", "").strip()
-        other = f"   quickstart: {quickstart[key]}" if quickstart.get(key, default) != default else ""
+        other = f"   {file.stem}: {values[key]}" if values.get(key, default) != default else ""
         lines.append(f"  {key} = {shown}{other}   ({_type_name(field.annotation)})\n      {field.description}")
     return "\n".join(lines)
 
@@ -75,9 +80,9 @@ def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, model: type[BaseModel]) -> dict[str, Any]:
     if not path.is_file():
-        if str(path) in dict(fields()):
+        if str(path) in dict(fields(model)):
             raise ConfigError(f"{path}: a setting without a value; expected {path}=VALUE")
         raise ConfigError(f"{path}: no such file; expected a YAML file of settings, for example {_shown(QUICKSTART)}")
     try:
@@ -111,8 +116,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     place[parts[-1]] = value
 
 
-def _check_keys(data: dict[str, Any], where: str) -> None:
-    leaves = dict(fields())
+def _check_keys(data: dict[str, Any], where: str, model: type[BaseModel]) -> None:
+    leaves = dict(fields(model))
     groups = {key.rsplit(".", n)[0] for key in leaves for n in range(1, key.count(".") + 1)}
     known = sorted(leaves.keys() | groups)
     faults = []
@@ -152,10 +157,10 @@ def _nearest(key: str, known: list[str]) -> str:
         last = key.rsplit(".", 1)[-1]
         tails = {k.rsplit(".", 1)[-1]: k for k in known}
         close = [tails[m] for m in difflib.get_close_matches(last, list(tails), n=1, cutoff=0.7)]
-    return f"; did you mean {close[0]!r}?" if close else "; `python -m algos.run --help` lists every key"
+    return f"; did you mean {close[0]!r}?" if close else "; --help lists every key"
 
 
-def _explain(error: ValidationError, where: str) -> str:
+def _explain(error: ValidationError, where: str, model: type[BaseModel]) -> str:
     lines = []
     for fault in error.errors():
         place = ".".join(str(part) for part in fault["loc"])
@@ -166,7 +171,7 @@ def _explain(error: ValidationError, where: str) -> str:
             said = "expected a group of settings such as {name: ...}"
         if fault["type"] == "extra_forbidden":
             # Only groups in a list come here: what is unknown elsewhere was found before.
-            group = get_args(dict(fields())[str(fault["loc"][0])].annotation)[0]
+            group = get_args(dict(fields(model))[str(fault["loc"][0])].annotation)[0]
             known = [f"{place.rpartition('.')[0]}.{key}" for key, _ in fields(group)]
             place, said = "", f"unknown key {place!r}{_nearest(place, known)}"
         lines.append(f"{where}: {place + ': ' if place else ''}{said}{got}")

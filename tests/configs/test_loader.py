@@ -91,7 +91,8 @@ def test_every_setting_is_described_in_the_help():
 
 def test_all_shipped_configs_are_valid():
     for path in sorted(Path(sys.modules["configs"].__path__[0]).glob("*.yaml")):
-        assert isinstance(load(path), RunConfig)
+        # The settings of supervised fine-tuning are of another model; tests/algos/test_sft.py reads them.
+        assert path.name == "sft.yaml" or isinstance(load(path), RunConfig)
 
 
 def test_importing_the_settings_imports_neither_torch_nor_ray():
