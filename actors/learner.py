@@ -4,8 +4,8 @@ Invariant: ``train(s)`` takes the policy from version ``s`` to ``s + 1`` and dep
 at ``s``, the trees of the named episodes, the settings and the seed. Whoever loads the checkpoint of version
 ``s`` and trains the same steps again gets the same weights bit by bit (same machine, same number of threads).
 
-``Learner`` is a plain class; a run makes a Ray actor of it. It keeps in memory only what has not been
-trained: trees lie on disk as well, so a restarted learner reads again what it was sent before.
+``Learner`` is a plain class, of which a run has one on each rank of ``actors.learner_group``. It keeps in memory only
+what has not been trained: trees lie on disk as well, so a restarted learner reads again what it was sent before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -28,6 +27,7 @@ from actors.trained_model import TrainedModel
 from algos.advantages import ESTIMATORS, has_spread
 from algos.batching import Sample, sample_of
 from algos.losses import mismatch_statistics, ratio_statistics
+from algos.ranks import ALONE, Ranks
 from algos.step import LossSettings, Pass, accumulate, with_old
 from configs.learner import LearnerConfig
 from trees import codec
@@ -68,7 +68,10 @@ class Learner:
         total_steps: steps of the whole run, over which the learning rate decays.
         seed: of the order in which episodes fall into minibatches.
         keep: newest checkpoints that stay on disk.
+        keep_best: checkpoints of the highest score that stay besides.
         keep_weights: newest published versions that stay on disk.
+        ranks: with whom it works together; with several, every method but ``add`` is called on all of them in the same
+            order, and each gives the same.
 
     Starts at policy version 0; ``load`` goes on from a checkpoint.
     """
@@ -82,7 +85,9 @@ class Learner:
         total_steps: int,
         seed: int = 0,
         keep: int = 3,
+        keep_best: int = 0,
         keep_weights: int = 3,
+        ranks: Ranks = ALONE,
     ) -> None:
         torch.set_num_threads(settings.threads)
         # Progress bars of loading and saving would tear the run's own display.
@@ -91,13 +96,15 @@ class Learner:
         self._run_dir = Path(run_dir)
         self._settings = settings
         self._seed = seed
-        self._keep = keep
         self._keep_weights = keep_weights
+        self._ranks = ranks
+        self._checkpoints = checkpoints.Checkpoints(self._run_dir / "checkpoints", keep, keep_best, ranks)
         self._trees: dict[str, Tree] = {}
         self._version = 0
+        self._published: int | None = None
         self._last: tuple[int, dict[str, float]] | None = None
         self._whole = True
-        self._policy = TrainedModel(self._source, settings, total_steps)
+        self._policy = TrainedModel(self._source, settings, total_steps, ranks=ranks)
 
     @property
     def policy_version(self) -> int:
@@ -149,7 +156,7 @@ class Learner:
         prepared = time.perf_counter()
         every = [sample for episode in samples for sample in episode]
         budget = self._settings.max_tokens_per_microbatch
-        filled, entropies, computed = with_old(self._policy.model, every, budget, self._policy.layout)
+        filled, entropies, computed = with_old(self._policy.model, every, budget, self._policy.layout, self._ranks)
         metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
         metrics["train/tokens_computed"] = computed
         known = iter(filled)
@@ -180,19 +187,31 @@ class Learner:
     def publish(self) -> Path:
         """Write the present weights as the present version into ``run_dir/weights``; returns their folder."""
         folder = self._run_dir / "weights"
-        return weights.publish(self._policy.weights(), folder, self._version, keep=self._keep_weights)
+        tensors = self._policy.weights()
+        if self._ranks.rank == 0:
+            weights.publish(tensors, folder, self._version, keep=self._keep_weights)
+        self._published = self._version
+        return folder / f"v{self._version:08d}"
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int, score: float | None = None, wait: bool = True) -> Path:
         """Checkpoint the state after ``step`` training steps, the present one; returns its folder.
 
-        Nothing in a training step draws from a global generator, so weights, moments and the step are the
-        whole state. Raises ValueError for another step than the present one.
+        ``score``: by which the best are told. With ``wait`` off it is written while training goes on, and is there
+        under its name once it is whole. Nothing in a training step draws from a global generator; its state is kept
+        for what is yet to come. Raises ValueError for another step than the present one.
         """
         if step != self._version:
             raise ValueError(f"got step {step}, expected {self._version}: only the present state can be saved")
-        trainer = {"steps": step, "optimizer": self._policy.state()}
-        folder = self._run_dir / "checkpoints"
-        return checkpoints.save(folder, step, self._policy.model, trainer, self._source, self._keep)
+        if self._published != self._version:
+            self.publish()
+        stepped = self._policy.stepped
+        trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
+        published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
+        state = self._policy.state(stepped)
+        folder = self._checkpoints.save(step, state, trainer, published, self._source, self._settings.dtype)
+        if wait:
+            self._checkpoints.finish()
+        return folder
 
     def load(self, step: int | None = None) -> int:
         """Go on from the checkpoint after ``step`` steps, or from the newest, and publish its weights.
@@ -201,11 +220,19 @@ class Learner:
         makes sure that nobody takes what an earlier run left in the folder for the newest. Returns the policy
         version. Raises FileNotFoundError when a step was named that has no checkpoint.
         """
-        found = checkpoints.find(self._run_dir / "checkpoints", step)
-        self._version, path = found or (0, self._source)
-        self._policy.open(path)
+        self._checkpoints.finish()
+        # One rank looks: what it finds may be gone when the next one looks.
+        mine = checkpoints.find(self._run_dir / "checkpoints", step) if self._ranks.rank == 0 else None
+        found = self._ranks.exchange(mine)[0]
+        self._policy.open(self._source)
+        self._version = 0
         if found:
-            self._policy.restore(checkpoints.read_trainer(path)["optimizer"])
+            self._version, path = found
+            trainer = checkpoints.read_trainer(path)
+            state = self._policy.state(trainer["stepped"])
+            checkpoints.load(path, state, self._ranks)
+            self._policy.restore(state)
+            torch.set_rng_state(trainer["rng"])
         self._last = None
         self._whole = True
         self.publish()
@@ -296,7 +323,7 @@ class Learner:
         moved = _Moved()
         for share in range(min(settings.minibatches, len(order))):
             mine = [sample for episode in order[share :: settings.minibatches] for sample in episode]
-            done = accumulate(self._policy.model, mine, loss)
+            done = accumulate(self._policy.model, mine, loss, self._ranks)
             if not done.theta:
                 moved.idle += 1
                 continue
@@ -335,11 +362,3 @@ class Learner:
             )
             metrics |= {f"train/{key}": value for key, value in statistics.items()}
         return metrics
-
-
-class RestoredLearner(Learner):
-    """A learner that begins at the newest checkpoint of its run, so that a restart has a known version."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.load()

@@ -65,6 +65,11 @@ class MicroBatch(ABC):
     def computed(self) -> int:
         """Tokens that the pass computes, padding included."""
 
+    @property
+    @abstractmethod
+    def pairs(self) -> int:
+        """Pairs of a token and one that it attends to, itself included."""
+
     def gather(self, name: str) -> Tensor:
         """A per-token field of the samples, one entry for each trained token of the micro-batch."""
         return torch.cat([getattr(sample, name) for sample in self.samples])
@@ -88,6 +93,11 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
+    @property
+    def pairs(self) -> int:
+        rows, width = self.ids.shape
+        return rows * width * (width + 1) // 2
+
     def logits(self, model: PreTrainedModel) -> Tensor:
         def select(hidden: Tensor) -> Tensor:
             return hidden[:, :-1][self.mask[:, 1:]]
@@ -109,6 +119,10 @@ class TreeBatch(MicroBatch):
     @property
     def computed(self) -> int:
         return len(self.pack)
+
+    @property
+    def pairs(self) -> int:
+        return tree_attention.layout_of(self.pack).pairs
 
     def logits(self, model: PreTrainedModel) -> Tensor:
         device = self.samples[0].ids.device

@@ -1,8 +1,9 @@
 """The arithmetic of one optimiser step: score samples, accumulate the policy loss's gradient, take the step.
 
 Invariant: the gradient is that of one loss over all samples of the optimiser step, divided by all their
-trained tokens; how they are packed into micro-batches does not matter. Samples with advantage 0 count as
-tokens but are not run backward, since their gradient is 0.
+trained tokens; how they are packed into micro-batches, and which rank computes them, does not matter. Samples with
+advantage 0 count as tokens but are not run backward, since their gradient is 0. Every rank is given all samples, and
+gets the same result; each ``grad`` is the rank's own share, which a sharded model adds up by itself.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from algos.batching import Layout, Sample, micro_batches
+from algos.batching import Layout, Sample
 from algos.logprobs import token_entropies, token_logprobs
 from algos.losses import policy_loss
+from algos.ranks import ALONE, Ranks, deal
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +52,45 @@ class Pass:
 
 @torch.no_grad()
 def with_old(
-    model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto"
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    max_tokens: int,
+    layout: Layout = "auto",
+    ranks: Ranks = ALONE,
 ) -> tuple[list[Sample], Tensor, int]:
     """The samples with ``old`` under the present weights, in their order; all entropies [sum of N]; tokens computed."""
     place = {id(sample): i for i, sample in enumerate(samples)}
-    filled: list[Sample] = list(samples)
+    known: list[tuple[int, Tensor]] = []
     entropies = []
     computed = 0
-    for batch in micro_batches(samples, max_tokens, layout):
-        computed += batch.computed
+    for batch, own in deal(samples, max_tokens, layout, ranks, model.config.hidden_size):
         logits, temperature = batch.logits(model), batch.gather("temperature")
+        if not own:
+            continue
+        computed += batch.computed
         old = token_logprobs(logits, batch.gather("targets"), temperature)
-        entropies.append(token_entropies(logits, temperature))
+        entropies.append(token_entropies(logits, temperature).cpu())
         for before, after in zip(batch.samples, batch.with_old(old), strict=True):
-            filled[place[id(before)]] = after
-    return filled, torch.cat(entropies) if entropies else torch.empty(0), computed
+            known.append((place[id(before)], after.old.cpu()))
+    filled: list[Sample] = list(samples)
+    found = ranks.exchange((known, entropies, computed))
+    for i, old in (pair for pairs, _, _ in found for pair in pairs):
+        filled[i] = replace(samples[i], old=old.to(samples[i].mu.device))
+    every = [part for _, parts, _ in found for part in parts]
+    return filled, torch.cat(every) if every else torch.empty(0), sum(count for _, _, count in found)
 
 
-def accumulate(model: PreTrainedModel, samples: Sequence[Sample], settings: LossSettings) -> Pass:
+def accumulate(model: PreTrainedModel, samples: Sequence[Sample], settings: LossSettings, ranks: Ranks = ALONE) -> Pass:
     """Add the policy loss's gradient over ``samples``, which have ``old``, to the parameters' ``grad``."""
     result = Pass(tokens=sum(len(sample.targets) for sample in samples))
     moving = [sample for sample in samples if sample.advantages.any()]
-    for batch in micro_batches(moving, settings.max_tokens, settings.layout):
+    for batch, own in deal(moving, settings.max_tokens, settings.layout, ranks, model.config.hidden_size):
         began = time.perf_counter()
         logits = batch.logits(model)
         theta = token_logprobs(logits, batch.gather("targets"), batch.gather("temperature"))
+        if not own:
+            (0.0 * theta.sum()).backward()
+            continue
         old, advantages = batch.gather("old"), batch.gather("advantages")
         loss = policy_loss(
             theta,
@@ -92,13 +108,21 @@ def accumulate(model: PreTrainedModel, samples: Sequence[Sample], settings: Loss
         result.loss += loss.item()
         result.backward_s += time.perf_counter() - forward
         result.forward_s += forward - began
-        result.theta.append(theta.detach())
-        result.old.append(old)
-        result.advantages.append(advantages)
-    return result
+        for kept, tensor in ((result.theta, theta), (result.old, old), (result.advantages, advantages)):
+            kept.append(tensor.detach().cpu())
+    return _together(result, ranks)
 
 
-def apply(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], loss: float, grad_clip: float) -> float:
+def _together(mine: Pass, ranks: Ranks) -> Pass:
+    """The pass of all ranks; its seconds are those of this one."""
+    found = ranks.exchange((mine.loss, mine.theta, mine.old, mine.advantages))
+    theta, old, advantages = ([part for each in found for part in each[i]] for i in (1, 2, 3))  # type: ignore[union-attr]
+    return replace(mine, loss=sum(each[0] for each in found), theta=theta, old=old, advantages=advantages)
+
+
+def apply(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[Tensor], loss: float, grad_clip: float
+) -> float:
     """Clip the gradient, step and clear it. Returns the gradient's norm before clipping.
 
     With a loss or norm that is not finite nothing is stepped, so that weights and moments stay as they are;
@@ -106,7 +130,8 @@ def apply(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], loss: 
     """
     norm = nn.utils.clip_grad_norm_(list(parameters), grad_clip).item()
     finite = math.isfinite(norm) and math.isfinite(loss)
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     return norm if finite else math.nan

@@ -9,11 +9,32 @@ from pydantic import Field
 from configs.base import Config
 
 
+class LoraSettings(Config):
+    """Low-rank adapters in place of training all weights."""
+
+    rank: int = Field(16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(32.0, gt=0, description="What they add is scaled by alpha / rank.")
+    targets: list[str] = Field(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        description="Names of the linear layers that get one.",
+    )
+
+
 class LearnerConfig(Config):
     """From a step's trees to new weights."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = Field(
         "grpo", description="How rewards of a group become advantages."
+    )
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for matrices inside of layers, with AdamW for all other weights."
+    )
+    muon_learning_rate: float = Field(
+        0.002, gt=0, description="Muon's size of a step, with the warm-up and decay of learning_rate."
+    )
+    lora: LoraSettings | None = Field(
+        None, description="Train low-rank adapters, published merged into the weights; none: train all weights."
     )
     learning_rate: float = Field(8e-4, gt=0, description="AdamW's learning rate after the warm-up.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay of first and second moments.")
@@ -48,8 +69,17 @@ class LearnerConfig(Config):
         description="What auxiliary branches take of the episode's advantage, where trees.train_kinds names any: "
         "all of it, or each an equal share.",
     )
-    threads: int = Field(1, ge=1, description="CPU threads of the learner.")
+    ranks: int = Field(
+        1, ge=1, description="Processes that hold a shard of the model each and share the micro-batches; a GPU each."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Of compute and of published weights; weights, sums and optimiser stay float32."
+    )
+    checkpoint_activations: bool = Field(
+        False, description="Compute activations again in the backward pass: less memory, a third more work."
+    )
+    threads: int = Field(1, ge=1, description="CPU threads of each rank of the learner.")
     device: str = Field("cpu", description="cpu, cuda or cuda:N.")
     gpus: float | None = Field(
-        None, ge=0, description="GPUs that Ray sets aside for the learner; none: 1 on cuda, else 0."
+        None, ge=0, description="GPUs that Ray sets aside for each rank; none: 1 on cuda, else 0."
     )
