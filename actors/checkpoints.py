@@ -52,11 +52,12 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo") if ranks.size > 1 else None
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._begun = self._whole = 0
 
     def save(
         self, step: int, state: dict[str, Any], trainer: dict[str, Any], weights: Path, source: Path, dtype: str
-    ) -> Path:
-        """Begin to write ``step_<step>`` once the last one is written; returns its folder, which ``finish`` waits for.
+    ) -> None:
+        """Begin to write ``step_<step>``, after the last one is written.
 
         ``state`` may change as soon as this returns. ``trainer`` is what ``torch.load(weights_only=True)`` can read
         back, with the ``score`` or None. The model's files are linked from ``weights`` and copied from ``source``;
@@ -83,13 +84,15 @@ class Checkpoints:
         )
         first = self._ranks.rank == 0
         self._pending = self._closing.submit(self._complete, written, step, partial, target) if first else written
-        return target
+        self._begun = step
 
-    def finish(self) -> None:
-        """Wait until nothing is being written. Raises what went wrong with that."""
+    def finish(self) -> int:
+        """Wait until nothing is being written; the last step written whole, 0 for none. Raises what went wrong."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+            self._whole = self._begun
+        return self._whole
 
     def _complete(self, written: Future[None], step: int, partial: Path, target: Path) -> None:
         # All ranks have written when the first is done: it writes the metadata last.
@@ -100,7 +103,7 @@ class Checkpoints:
         partial.rename(target)
         published.flush(self._folder)
         self._clear()
-        for path in surplus(complete(self._folder), self._keep, self._keep_best, _score):
+        for path in surplus(complete(self._folder), self._keep, self._keep_best, score):
             # Renamed first: a removal that is cut short must not leave half a checkpoint under its name.
             shutil.rmtree(path.rename(self._folder / f".{path.name}.removed"))
 
@@ -110,13 +113,13 @@ class Checkpoints:
 
 
 def surplus(
-    there: list[tuple[int, Path]], keep: int, keep_best: int, score: Callable[[Path], float | None]
+    there: list[tuple[int, Path]], keep: int, keep_best: int, scored_by: Callable[[Path], float | None]
 ) -> list[Path]:
     """Those of ``there``, oldest first, that are neither among the newest ``keep`` nor the best ``keep_best``.
 
     Of equal scores the newer is better; without a score a checkpoint is never among the best.
     """
-    scored = [(value, step) for step, path in there if (value := score(path)) is not None]
+    scored = [(value, step) for step, path in there if (value := scored_by(path)) is not None]
     best = {step for _, step in sorted(scored)[-keep_best:]} if keep_best else set()
     return [path for step, path in there[:-keep] if step not in best]
 
@@ -172,13 +175,14 @@ def read_trainer(path: Path) -> dict[str, Any]:
     return torch.load(path / TRAINER, map_location="cpu", weights_only=True)
 
 
+def score(path: Path) -> float | None:
+    """By which the best are told; None where it was not measured."""
+    return read_trainer(path)["score"]
+
+
 def model_files(path: Path) -> list[Path]:
     """The files of a checkpoint that make the Hugging Face model, without the trainer's state."""
     return sorted(file for file in path.iterdir() if file.is_file() and not {file.suffix, file.name} & _STATE)
-
-
-def _score(path: Path) -> float | None:
-    return read_trainer(path)["score"]
 
 
 def _put_model(partial: Path, weights: Path, source: Path, dtype: str) -> None:

@@ -193,12 +193,13 @@ class Learner:
         self._published = self._version
         return folder / f"v{self._version:08d}"
 
-    def save(self, step: int, score: float | None = None, wait: bool = True) -> Path:
-        """Checkpoint the state after ``step`` training steps, the present one; returns its folder.
+    def save(self, step: int, score: float | None = None, wait: bool = True) -> int:
+        """Checkpoint the state after ``step`` training steps, the present one; returns the newest step that is whole.
 
         ``score``: by which the best are told. With ``wait`` off it is written while training goes on, and is there
         under its name once it is whole. Nothing in a training step draws from a global generator; its state is kept
-        for what is yet to come. Raises ValueError for another step than the present one.
+        for what is yet to come. Raises ValueError for another step than the present one, and what went wrong with the
+        writing of the one before.
         """
         if step != self._version:
             raise ValueError(f"got step {step}, expected {self._version}: only the present state can be saved")
@@ -208,10 +209,9 @@ class Learner:
         trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
         published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
         state = self._policy.state(stepped)
-        folder = self._checkpoints.save(step, state, trainer, published, self._source, self._settings.dtype)
-        if wait:
-            self._checkpoints.finish()
-        return folder
+        before = self._checkpoints.finish()
+        self._checkpoints.save(step, state, trainer, published, self._source, self._settings.dtype)
+        return self._checkpoints.finish() if wait else before
 
     def load(self, step: int | None = None) -> int:
         """Go on from the checkpoint after ``step`` steps, or from the newest, and publish its weights.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -87,7 +87,7 @@ def _add_adapters(model: Any, lora: LoraSettings) -> None:
     # Every rank must draw the same ones.
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model.add_adapter(config, adapter_name=_ADAPTER)
+        inject_adapter_in_model(config, model, _ADAPTER)
 
 
 @contextlib.contextmanager

@@ -26,9 +26,7 @@ def joined(rank, size, store):
 
 def learner_of(case, ranks):
     settings = {"warmup_steps": 0, "max_tokens_per_microbatch": 90, **case["settings"]}
-    return Learner(
-        case["model"], case["run"], LearnerConfig(**settings), total_steps=8, keep=9, ranks=ranks
-    )
+    return Learner(case["model"], case["run"], LearnerConfig(**settings), total_steps=8, keep=9, ranks=ranks)
 
 
 def trained(case, ranks):

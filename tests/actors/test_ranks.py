@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rank_work import trained, work
 from test_learner import model_path, rollouts, same  # noqa: F401
 
+from actors.engines import weights
 from algos.ranks import ALONE, balanced
 
 SIZE = 4
@@ -20,9 +21,7 @@ def on_ranks(size, cases, folder):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rank_work"])
     out = folder / "found"
-    processes = [
-        context.Process(target=work, args=(rank, size, folder / "store", cases, out)) for rank in range(size)
-    ]
+    processes = [context.Process(target=work, args=(rank, size, folder / "store", cases, out)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:
@@ -72,9 +71,7 @@ def alone_and_together(model_path, tmp_path_factory):  # noqa: F811
             run = folder / f"{name} {size}"
             those.append({"model": model_path, "run": run, "settings": settings, "steps": prepare(model_path, run)})
     together = on_ranks(SIZE, cases[SIZE], folder)
-    return {
-        name: (trained(cases[1][i], ALONE), [each[i] for each in together]) for i, name in enumerate(CASES)
-    }
+    return {name: (trained(cases[1][i], ALONE), [each[i] for each in together]) for i, name in enumerate(CASES)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,11 +100,11 @@ def test_recomputed_activations_change_nothing(alone_and_together):
     assert same(plain, recomputed)
 
 
-def test_adapters_leave_other_weights_alone(alone_and_together):
-    before = torch.load  # noqa: F841
-    moved = alone_and_together["lora"][0][1]
-    plain = alone_and_together["paths"][0][1]
-    assert moved.keys() == plain.keys()
+def test_adapters_are_published_merged_into_what_they_target(alone_and_together, model_path):  # noqa: F811
+    after, before = alone_and_together["lora"][0][1], weights.read(model_path)
+    assert after.keys() == before.keys()
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved == {name for name in after if any(part in name for part in ("q_proj", "v_proj", "down_proj"))}
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6))
