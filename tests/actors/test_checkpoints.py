@@ -1,5 +1,4 @@
 import logging
-import os
 import shutil
 
 import pytest
@@ -96,7 +95,7 @@ def test_which_checkpoints_go(tmp_path, scores, keep, keep_best, gone):
 
 def test_weights_take_no_room_twice(run):
     run_dir, _ = run
-    assert os.stat(folder_of(run_dir, 3) / "model.safetensors").st_nlink == 2
+    assert (folder_of(run_dir, 3) / "model.safetensors").stat().st_nlink == 2
 
 
 @pytest.mark.parametrize(("arguments", "step"), [((), 3), (("--best",), 2), (("--step", "1"), 1)])

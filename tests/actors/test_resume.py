@@ -40,8 +40,8 @@ class DiskLog(Log):
         self._write("metrics.jsonl", row)
 
 
-class Killed(Exception):
-    pass
+class KilledError(Exception):
+    """Stands for the end of the process."""
 
 
 class DiskParts(Parts):
@@ -61,7 +61,7 @@ class DiskParts(Parts):
     async def train(self, step, groups):
         if step == self.dies_at:
             await asyncio.sleep(0.2)
-            raise Killed
+            raise KilledError
         return await super().train(step, groups)
 
 
@@ -75,7 +75,7 @@ async def test_of_eight_tasks_the_two_that_waited_are_trained_once_like_the_rest
     """Tasks 0..7, four generated, two trained, checkpoint, killed, resumed: 2..7 are each trained exactly once."""
     settings = config(*SETTINGS)
     first = DiskParts(tmp_path, dies_at=2)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         await go(first, settings)
     assert first.checkpoints == [2]
     assert [step for step, _ in first.trained] == [0, 1]
@@ -100,7 +100,7 @@ async def test_of_eight_tasks_the_two_that_waited_are_trained_once_like_the_rest
 
 async def ended(folder, settings):
     parts = DiskParts(folder, dies_at=2)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         await go(parts, settings)
     return read_jsonl(folder / "episodes.jsonl")
 
