@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -86,5 +86,6 @@ def filler(sample: Sample) -> PaddedBatch:
     mask = sample.mask[:2].clone()
     mask[1] = True
     ids = sample.ids[:2]
-    short = {name: getattr(sample, name)[:1] for name in ("mu", "temperature", "versions", "advantages", "old")}
+    columns = {each.name for each in fields(Sample)} - {"ids", "mask", "targets"}
+    short = {name: getattr(sample, name)[:1] for name in columns}
     return PaddedBatch((replace(sample, ids=ids, mask=mask, targets=ids[1:], **short),), ids[None], mask[None])

@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             _print(console, plan(config, backend, folder, args.resume))
             return 0
-        if args.resume and _trained(folder) >= config.steps:
+        # The last row is written before the last checkpoint.
+        if args.resume and min(_trained(folder), _last_checkpoint(folder)) >= config.steps:
             _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
         if backend == "process":
