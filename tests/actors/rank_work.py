@@ -37,7 +37,7 @@ def trained(case, ranks):
     rows = []
     for step, groups in case["steps"]:
         rows.append(learner.train(step, groups))
-        if case.get("save"):
+        if step + 1 == case.get("save_at"):
             learner.save(step + 1, wait=False)
     learner._checkpoints.finish()
     return rows, weights.read(weights.latest(case["run"] / "weights")[1]) if ranks.rank == 0 else {}

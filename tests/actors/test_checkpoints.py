@@ -8,22 +8,32 @@ from transformers import AutoModelForCausalLM
 
 from actors import checkpoints
 from actors.checkpoints import surplus
+from actors.learner import Learner
 from algos import export
+from configs.learner import LearnerConfig
 
 
-@pytest.fixture
-def run(model_path, tmp_path):  # noqa: F811
-    """A learner with checkpoints after steps 1 to 3, and what it had published by then."""
-    learner = make(model_path, tmp_path, keep=9)
+@pytest.fixture(scope="module")
+def trained(model_path, tmp_path_factory):  # noqa: F811
+    """The run of a learner with checkpoints after steps 1 to 3, and what it had published by then."""
+    run_dir = tmp_path_factory.mktemp("trained")
+    learner = make(model_path, run_dir, keep=9)
     history = [None]
     for step in range(3):
         batch, groups = rollouts(model_path, step, version=0, size=3)
         give(learner, batch)
         learner.train(step, groups)
         learner.save(step + 1, score=[0.2, 0.9, 0.5][step], wait=False)
-        history.append(published(tmp_path)[1])
+        history.append(published(run_dir)[1])
     learner._checkpoints.finish()
-    return tmp_path, history
+    return run_dir, history
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of it to do harm to."""
+    shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    return tmp_path / "run", trained[1]
 
 
 def folder_of(run_dir, step):
@@ -69,7 +79,7 @@ def test_what_a_killed_writer_left_is_never_read_and_is_cleared(run, model_path)
 
 
 def test_the_newest_and_the_best_stay(model_path, tmp_path):  # noqa: F811
-    learner = make(model_path, tmp_path, keep=1, keep_best=1)
+    learner = Learner(model_path, tmp_path, LearnerConfig(), total_steps=4, keep=1, keep_best=1)
     for step, score in enumerate([0.5, 0.9, None, 0.7]):
         learner.train(step, {})
         learner.save(step + 1, score=score)
@@ -93,8 +103,8 @@ def test_which_checkpoints_go(tmp_path, scores, keep, keep_best, gone):
     assert found == [tmp_path / str(i) for i in gone]
 
 
-def test_weights_take_no_room_twice(run):
-    run_dir, _ = run
+def test_weights_take_no_room_twice(trained):
+    run_dir, _ = trained
     assert (folder_of(run_dir, 3) / "model.safetensors").stat().st_nlink == 2
 
 
