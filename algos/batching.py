@@ -46,8 +46,30 @@ class Sample:
     """int64 [N], the policy version that sampled each."""
     advantages: Tensor
     """float32 [N]."""
+    before: Tensor
+    """int64 [N], the trained token before each on its path, by its number among those of the episode; see ``Path``."""
     old: Tensor
-    """float32 [N], the trainer's log-probabilities before the step; NaN until they are computed."""
+    """float32 [N], the trainer's log-probabilities before the step; like all below NaN until they are computed."""
+    values: Tensor
+    """float32 [N], the critic's values before the step of what precedes each token."""
+    returns: Tensor
+    """float32 [N], what the critic is to learn."""
+    sequence: Tensor
+    """float32 [N], log of the ratio theta/old of the episode as a whole."""
+    normaliser: Tensor
+    """float64 [N], what each token's loss is divided by."""
+
+
+def column(samples: Sequence[Sample], name: str) -> Tensor:
+    """A per-token field of samples, one entry for each of their trained tokens, in order."""
+    return torch.cat([getattr(sample, name) for sample in samples])
+
+
+def with_columns(samples: Sequence[Sample], **columns: Tensor) -> list[Sample]:
+    """The samples with per-token fields replaced, each given for all their trained tokens in order."""
+    sizes = [len(sample.targets) for sample in samples]
+    parts = {name: values.split(sizes) for name, values in columns.items()}
+    return [replace(sample, **{name: part[i] for name, part in parts.items()}) for i, sample in enumerate(samples)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,12 +89,7 @@ class MicroBatch(ABC):
 
     def gather(self, name: str) -> Tensor:
         """A per-token field of the samples, one entry for each trained token of the micro-batch."""
-        return torch.cat([getattr(sample, name) for sample in self.samples])
-
-    def with_old(self, old: Tensor) -> list[Sample]:
-        """The samples with ``old`` [N of the micro-batch] filled in."""
-        parts = old.split([len(sample.targets) for sample in self.samples])
-        return [replace(sample, old=part) for sample, part in zip(self.samples, parts, strict=True)]
+        return column(self.samples, name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +162,7 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
     ids = torch.tensor(path.ids[:end], dtype=torch.int64, device=device)
     mask = torch.tensor(path.loss_mask[:end], dtype=torch.bool, device=device)
     mu = torch.tensor(path.logprobs[trained], dtype=torch.float32, device=device)
+    unknown = torch.full_like(mu, torch.nan)
     return Sample(
         ids=ids,
         mask=mask,
@@ -153,7 +171,12 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
         temperature=torch.tensor(path.temperature[trained], dtype=torch.float32, device=device),
         versions=torch.tensor(path.versions[trained], dtype=torch.int64, device=device),
         advantages=advantage * torch.tensor(path.credit[trained], dtype=torch.float32, device=device),
-        old=torch.full_like(mu, torch.nan),
+        before=torch.tensor(path.before[trained], dtype=torch.int64, device=device),
+        old=unknown,
+        values=unknown,
+        returns=unknown,
+        sequence=unknown,
+        normaliser=unknown.double(),
     )
 
 
