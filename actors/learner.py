@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from actors import checkpoints
 from actors.engines import weights
+from actors.trained_model import TrainedModel
 from algos.advantages import ESTIMATORS, has_spread
-from algos.batching import Sample, layout_for, sample_of
+from algos.batching import Sample, sample_of
 from algos.losses import mismatch_statistics, ratio_statistics
-from algos.step import LossSettings, Pass, accumulate, apply, with_old
+from algos.step import LossSettings, Pass, accumulate, with_old
 from configs.learner import LearnerConfig
 from trees import codec
 from trees.linearise import linearise
@@ -90,7 +90,6 @@ class Learner:
         self._source = Path(model_path)
         self._run_dir = Path(run_dir)
         self._settings = settings
-        self._total_steps = total_steps
         self._seed = seed
         self._keep = keep
         self._keep_weights = keep_weights
@@ -98,7 +97,7 @@ class Learner:
         self._version = 0
         self._last: tuple[int, dict[str, float]] | None = None
         self._whole = True
-        self._open(self._source)
+        self._policy = TrainedModel(self._source, settings, total_steps)
 
     @property
     def policy_version(self) -> int:
@@ -150,7 +149,7 @@ class Learner:
         prepared = time.perf_counter()
         every = [sample for episode in samples for sample in episode]
         budget = self._settings.max_tokens_per_microbatch
-        filled, entropies, computed = with_old(self._model, every, budget, self._layout)
+        filled, entropies, computed = with_old(self._policy.model, every, budget, self._policy.layout)
         metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
         metrics["train/tokens_computed"] = computed
         known = iter(filled)
@@ -181,7 +180,7 @@ class Learner:
     def publish(self) -> Path:
         """Write the present weights as the present version into ``run_dir/weights``; returns their folder."""
         folder = self._run_dir / "weights"
-        return weights.publish(self._model.state_dict(), folder, self._version, keep=self._keep_weights)
+        return weights.publish(self._policy.weights(), folder, self._version, keep=self._keep_weights)
 
     def save(self, step: int) -> Path:
         """Checkpoint the state after ``step`` training steps, the present one; returns its folder.
@@ -191,9 +190,9 @@ class Learner:
         """
         if step != self._version:
             raise ValueError(f"got step {step}, expected {self._version}: only the present state can be saved")
-        trainer = {"steps": step, "optimizer": self._optimizer.state_dict()}
+        trainer = {"steps": step, "optimizer": self._policy.state()}
         folder = self._run_dir / "checkpoints"
-        return checkpoints.save(folder, step, self._model, trainer, self._source, self._keep)
+        return checkpoints.save(folder, step, self._policy.model, trainer, self._source, self._keep)
 
     def load(self, step: int | None = None) -> int:
         """Go on from the checkpoint after ``step`` steps, or from the newest, and publish its weights.
@@ -204,25 +203,13 @@ class Learner:
         """
         found = checkpoints.find(self._run_dir / "checkpoints", step)
         self._version, path = found or (0, self._source)
-        self._open(path)
+        self._policy.open(path)
         if found:
-            self._optimizer.load_state_dict(checkpoints.read_trainer(path)["optimizer"])
+            self._policy.restore(checkpoints.read_trainer(path)["optimizer"])
         self._last = None
         self._whole = True
         self.publish()
         return self._version
-
-    def _open(self, path: Path) -> None:
-        # Evaluation mode also while training: dropout would make the ratio theta/old differ from 1 by chance.
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
-        self._model: Any = model.to(self._settings.device)
-        self._layout = layout_for(model, self._settings.layout)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=self._settings.learning_rate,
-            betas=self._settings.betas,
-            weight_decay=self._settings.weight_decay,
-        )
 
     def _kept(self, step: int, groups: Mapping[str, str]) -> tuple[list[_Episode], int]:
         """The episodes to train, in an order that does not depend on arrival, and how many were left out."""
@@ -301,21 +288,20 @@ class Learner:
             settings.clip_high,
             settings.tis_cap,
             settings.max_tokens_per_microbatch,
-            self._layout,
+            self._policy.layout,
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+        self._policy.begin(step)
         order = [list(episode) for episode in episodes if episode]
         random.Random(f"{self._seed}/{step}").shuffle(order)
         moved = _Moved()
         for share in range(min(settings.minibatches, len(order))):
             mine = [sample for episode in order[share :: settings.minibatches] for sample in episode]
-            done = accumulate(self._model, mine, loss)
+            done = accumulate(self._policy.model, mine, loss)
             if not done.theta:
                 moved.idle += 1
                 continue
             began = time.perf_counter()
-            norm = apply(self._optimizer, self._model.parameters(), done.loss, settings.grad_clip)
+            norm = self._policy.apply(done.loss)
             moved.optimiser_s += time.perf_counter() - began
             if math.isnan(norm):
                 moved.broken += 1
@@ -326,7 +312,7 @@ class Learner:
 
     def _step_statistics(self, step: int, moved: _Moved) -> dict[str, float]:
         metrics: dict[str, float] = {
-            "train/learning_rate": self.learning_rate(step),
+            "train/learning_rate": self._policy.learning_rate(step),
             "train/optimiser_steps": len(moved.passes),
             "train/optimiser_steps_without_advantage": moved.idle,
             "train/optimiser_steps_not_finite": moved.broken,
@@ -349,15 +335,6 @@ class Learner:
             )
             metrics |= {f"train/{key}": value for key, value in statistics.items()}
         return metrics
-
-    def learning_rate(self, step: int) -> float:
-        """Of a training step: a linear warm-up, then a decay to ``final_lr_factor`` at the last step."""
-        settings = self._settings
-        warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
-        span = max(1, self._total_steps - 1 - settings.warmup_steps)
-        done = min(1.0, max(0.0, (step - settings.warmup_steps) / span))
-        fall = done if settings.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
-        return settings.learning_rate * warm * (1 - (1 - settings.final_lr_factor) * fall)
 
 
 class RestoredLearner(Learner):

@@ -8,6 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines import weights
 from actors.learner import Learner
+from actors.trained_model import TrainedModel
 from configs.learner import LearnerConfig
 from trees import codec
 from trees.build import TreeBuilder
@@ -408,11 +409,11 @@ def test_a_step_that_was_broken_off_can_only_be_left_by_loading(model_path, tmp_
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_the_learning_rate_rises_and_then_falls_to_its_share(model_path, tmp_path, decay):
-    learner = make(model_path, tmp_path, total_steps=60, learning_rate=1.0, decay=decay)
-    rates = [learner.learning_rate(step) for step in range(60)]
+def test_the_learning_rate_rises_and_then_falls_to_its_share(model_path, decay):
+    model = TrainedModel(model_path, LearnerConfig(learning_rate=1.0, decay=decay), total_steps=60)
+    rates = [model.learning_rate(step) for step in range(60)]
     assert rates[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     assert rates[6] == pytest.approx(1)
     assert all(a >= b for a, b in itertools.pairwise(rates[6:]))
     assert rates[-1] == pytest.approx(0.3)
-    assert learner.learning_rate(1000) == pytest.approx(0.3)
+    assert model.learning_rate(1000) == pytest.approx(0.3)
