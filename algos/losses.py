@@ -160,7 +160,8 @@ def total(terms: Tensor, mask: Tensor, normaliser: float | Tensor | None) -> Ten
         normaliser = mask.sum().clamp_min(1)
     elif isinstance(normaliser, Tensor) and normaliser.ndim:
         normaliser = torch.where(mask, normaliser, 1.0)
-    return (torch.where(mask, terms, 0.0) / normaliser).sum()
+    divisor = normaliser.to(terms.dtype) if isinstance(normaliser, Tensor) else normaliser
+    return (torch.where(mask, terms, 0.0) / divisor).sum()
 
 
 def normalisers(episode: Tensor, rule: Normalise, constant: float | None = None) -> Tensor:

@@ -57,6 +57,7 @@ class Conversation:
             temperature=np.where(sampled, self.plan.temperature, 1.0).astype(np.float32),
             credit=np.array(sampled, np.float32),
             leaf=0,
+            before=np.full(len(ids), -1, np.int32),
         )
         sample = sample_of(path, 0.0)
         assert sample is not None
