@@ -26,12 +26,11 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
     return _log_distribution(logits, temperature).gather(-1, ids[:, None].long()).squeeze(-1)
 
 
-@torch.no_grad()
 def token_entropies(logits: Tensor, temperature: Tensor) -> Tensor:
     """Entropies [N] in nats of softmax(logits / temperature); arguments as for ``token_logprobs``."""
     logprobs = _log_distribution(logits, temperature)
     # A forbidden token (-inf) adds nothing; 0 * -inf would be NaN.
-    return -torch.where(logprobs.isneginf(), 0.0, logprobs.exp() * logprobs).sum(-1)
+    return -(logprobs.exp() * logprobs.masked_fill(logprobs.isneginf(), 0.0)).sum(-1)
 
 
 def _log_distribution(logits: Tensor, temperature: Tensor) -> Tensor:

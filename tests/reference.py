@@ -132,9 +132,9 @@ def importance_weight(old: float, mu: float, objective: Objective) -> float:
 def surrogate(theta, old: float, sequence: float, advantage: float, objective: Objective):
     low, high = 1 - objective.clip_low, 1 + objective.clip_high
     if objective.loss == "cispo":
-        weight = min(max(math.exp(float(theta) - old), low), high)
+        weight = min(max(math.exp(float(theta.detach()) - old), low), high)
         return weight * advantage * theta
-    ratio = (theta - old).exp() if objective.loss == "token" else sequence * (theta - float(theta)).exp()
+    ratio = (theta - old).exp() if objective.loss == "token" else sequence * (theta - theta.detach()).exp()
     value = min(ratio * advantage, ratio.clamp(low, high) * advantage, key=float)
     if objective.dual_clip is not None and advantage < 0:
         value = max(value, ratio.new_tensor(objective.dual_clip * advantage), key=float)
@@ -161,7 +161,7 @@ def policy_loss(
         theta, entropy = logprobs(model, episode.tree)
         with torch.no_grad():
             old = {token: float(x) for token, x in logprobs(old_model, episode.tree)[0].items()}
-        sequence = math.exp(sum(float(theta[t]) - old[t] for t in theta) / max(1, len(theta)))
+        sequence = math.exp(sum(float(theta[t].detach()) - old[t] for t in theta) / max(1, len(theta)))
         for token in theta:
             mu = float(episode.tree.nodes[token[0]].logprobs[token[1]])
             term = surrogate(theta[token], old[token], sequence, advantage[token], objective)
