@@ -150,7 +150,7 @@ class Learner:
         prepared = time.perf_counter()
         every = [sample for episode in samples for sample in episode]
         budget = self._settings.max_tokens_per_microbatch
-        filled, entropies, computed = with_old(self._model, every, budget, self._layout)
+        filled, entropies, computed = with_old(self._model, every, budget, self._layout, self._settings.logit_chunk)
         metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
         metrics["train/tokens_computed"] = computed
         known = iter(filled)
@@ -302,6 +302,7 @@ class Learner:
             settings.tis_cap,
             settings.max_tokens_per_microbatch,
             self._layout,
+            settings.logit_chunk,
         )
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from algos import tree_attention
-from algos.logprobs import selected_logits
+from algos.logprobs import LOGIT_CHUNK, Scores, selected_scores
 from trees.linearise import Path
 from trees.packing import Pack, pack
 
@@ -57,8 +58,10 @@ class MicroBatch(ABC):
     samples: tuple[Sample, ...]
 
     @abstractmethod
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits [N, V] that predict the trained tokens, in the order of ``gather``."""
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, logit_chunk: int = LOGIT_CHUNK, *, entropy_gradient: bool = False
+    ) -> Scores:
+        """Scores of the N trained tokens, in the order of ``gather``; see ``selected_scores``."""
 
     @property
     @abstractmethod
@@ -88,15 +91,21 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        def select(hidden: Tensor) -> Tensor:
-            return hidden[:, :-1][self.mask[:, 1:]]
-
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, logit_chunk: int = LOGIT_CHUNK, *, entropy_gradient: bool = False
+    ) -> Scores:
         # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
-        if tree_attention.unfit(model):
-            return selected_logits(model, self.ids, select)
-        with tree_attention.use(model, tree_attention.CAUSAL):
-            return selected_logits(model, self.ids, select)
+        plain = tree_attention.unfit(model)
+        with nullcontext() if plain else tree_attention.use(model, tree_attention.CAUSAL):
+            return selected_scores(
+                model,
+                self.ids,
+                lambda hidden: hidden[:, :-1][self.mask[:, 1:]],
+                self.gather("targets"),
+                self.gather("temperature"),
+                chunk=logit_chunk,
+                entropy_gradient=entropy_gradient,
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +119,9 @@ class TreeBatch(MicroBatch):
     def computed(self) -> int:
         return len(self.pack)
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, logit_chunk: int = LOGIT_CHUNK, *, entropy_gradient: bool = False
+    ) -> Scores:
         device = self.samples[0].ids.device
         ids, positions = (
             torch.tensor(part, dtype=torch.int64, device=device)[None] for part in (self.pack.ids, self.pack.positions)
@@ -120,8 +131,16 @@ class TreeBatch(MicroBatch):
         index = torch.tensor(np.concatenate(predicting), dtype=torch.int64, device=device)
         layout = tree_attention.layout_of(self.pack)
         with tree_attention.use(model):
-            return selected_logits(
-                model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout
+            return selected_scores(
+                model,
+                ids,
+                lambda hidden: hidden[0, index],
+                self.gather("targets"),
+                self.gather("temperature"),
+                chunk=logit_chunk,
+                entropy_gradient=entropy_gradient,
+                position_ids=positions,
+                tree_layout=layout,
             )
 
 

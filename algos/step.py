@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from algos.batching import Layout, Sample, micro_batches
-from algos.logprobs import token_entropies, token_logprobs
+from algos.logprobs import LOGIT_CHUNK
 from algos.losses import policy_loss
 
 
@@ -31,6 +31,8 @@ class LossSettings:
     max_tokens: int = 16384
     """Tokens that one micro-batch computes."""
     layout: Layout = "auto"
+    logit_chunk: int = LOGIT_CHUNK
+    """Tokens whose logits are held at once."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,11 @@ class Pass:
 
 @torch.no_grad()
 def with_old(
-    model: PreTrainedModel, samples: Sequence[Sample], max_tokens: int, layout: Layout = "auto"
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    max_tokens: int,
+    layout: Layout = "auto",
+    logit_chunk: int = LOGIT_CHUNK,
 ) -> tuple[list[Sample], Tensor, int]:
     """The samples with ``old`` under the present weights, in their order; all entropies [sum of N]; tokens computed."""
     place = {id(sample): i for i, sample in enumerate(samples)}
@@ -59,10 +65,9 @@ def with_old(
     computed = 0
     for batch in micro_batches(samples, max_tokens, layout):
         computed += batch.computed
-        logits, temperature = batch.logits(model), batch.gather("temperature")
-        old = token_logprobs(logits, batch.gather("targets"), temperature)
-        entropies.append(token_entropies(logits, temperature))
-        for before, after in zip(batch.samples, batch.with_old(old), strict=True):
+        scores = batch.logprobs_and_entropies(model, logit_chunk)
+        entropies.append(scores.entropies)
+        for before, after in zip(batch.samples, batch.with_old(scores.logprobs), strict=True):
             filled[place[id(before)]] = after
     return filled, torch.cat(entropies) if entropies else torch.empty(0), computed
 
@@ -73,8 +78,7 @@ def accumulate(model: PreTrainedModel, samples: Sequence[Sample], settings: Loss
     moving = [sample for sample in samples if sample.advantages.any()]
     for batch in micro_batches(moving, settings.max_tokens, settings.layout):
         began = time.perf_counter()
-        logits = batch.logits(model)
-        theta = token_logprobs(logits, batch.gather("targets"), batch.gather("temperature"))
+        theta = batch.logprobs_and_entropies(model, settings.logit_chunk).logprobs
         old, advantages = batch.gather("old"), batch.gather("advantages")
         loss = policy_loss(
             theta,
