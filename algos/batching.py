@@ -8,9 +8,11 @@ out: no trained token can see either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from algos import tree_attention
-from algos.logprobs import selected_logits
+from algos.logprobs import LOGIT_CHUNK, Scores, selected_logits, selected_scores
 from trees.linearise import Path
 from trees.packing import Pack, pack
 
+Answer = TypeVar("Answer")
 Layout = Literal["auto", "tree", "paths"]
 """``tree`` needs a model whose layers attend to their whole past; ``auto`` takes it where that saves enough."""
 _SAVES_ENOUGH = 2.0
@@ -79,8 +82,28 @@ class MicroBatch(ABC):
     samples: tuple[Sample, ...]
 
     @abstractmethod
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits [N, V] that predict the trained tokens, in the order of ``gather``."""
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
+        """``question(model, ids, select, **arguments)`` with what ``selected_logits`` takes.
+
+        ``select`` chooses the positions that predict the trained tokens, in the order of ``gather``.
+        """
+
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, logit_chunk: int = LOGIT_CHUNK, *, entropy_gradient: bool = False
+    ) -> Scores:
+        """Scores of the N trained tokens; see ``selected_scores``."""
+        question = partial(
+            selected_scores,
+            targets=self.gather("targets"),
+            temperature=self.gather("temperature"),
+            chunk=logit_chunk,
+            entropy_gradient=entropy_gradient,
+        )
+        return self.ask(model, question)
+
+    def values(self, critic: PreTrainedModel) -> Tensor:
+        """Values [N] of what precedes each trained token, by a model with a value head; see ``algos.critic``."""
+        return self.ask(critic, selected_logits)[:, 0]
 
     @property
     @abstractmethod
@@ -105,15 +128,11 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        def select(hidden: Tensor) -> Tensor:
-            return hidden[:, :-1][self.mask[:, 1:]]
-
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
-        if tree_attention.unfit(model):
-            return selected_logits(model, self.ids, select)
-        with tree_attention.use(model, tree_attention.CAUSAL):
-            return selected_logits(model, self.ids, select)
+        plain = tree_attention.unfit(model)
+        with nullcontext() if plain else tree_attention.use(model, tree_attention.CAUSAL):
+            return question(model, self.ids, lambda hidden: hidden[:, :-1][self.mask[:, 1:]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +146,7 @@ class TreeBatch(MicroBatch):
     def computed(self) -> int:
         return len(self.pack)
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         device = self.samples[0].ids.device
         ids, positions = (
             torch.tensor(part, dtype=torch.int64, device=device)[None] for part in (self.pack.ids, self.pack.positions)
@@ -137,9 +156,7 @@ class TreeBatch(MicroBatch):
         index = torch.tensor(np.concatenate(predicting), dtype=torch.int64, device=device)
         layout = tree_attention.layout_of(self.pack)
         with tree_attention.use(model):
-            return selected_logits(
-                model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout
-            )
+            return question(model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout)
 
 
 def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | None:

@@ -53,14 +53,14 @@ class Objective:
 
 
 def log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:
-    """above - below where ``mask`` holds, else 0, within ``LOG_RATIO_LIMIT``: float [T]."""
+    """Above - below where ``mask`` holds, else 0, within ``LOG_RATIO_LIMIT``: float [T]."""
     difference = torch.where(mask, above, 0.0) - torch.where(mask, below, 0.0)
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 @torch.no_grad()
 def importance_weights(old: Tensor, mu: Tensor, mask: Tensor, objective: Objective) -> Tensor:
-    """w = old/mu, truncated at C or masked outside [floor, C]: float [T], 1 where there is no cap or no mask.
+    """W = old/mu, truncated at C or masked outside [floor, C]: float [T], 1 where there is no cap or no mask.
 
     Truncation: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al., 2025); masking
     with the weight kept inside: IcePop ("Every Step Evolves", Ling Team, 2025).
@@ -87,7 +87,7 @@ def policy_loss(
     mu: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    objective: Objective = Objective(),  # noqa: B008
+    objective: Objective = Objective(),
     *,
     sequence: Tensor | None = None,
     entropy: Tensor | None = None,
@@ -194,7 +194,7 @@ def episode_means(terms: Tensor, episode: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sequence_log_ratios(theta: Tensor, old: Tensor, episode: Tensor) -> Tensor:
-    """log s of GSPO's equation 7 with the episode as the sequence: mean of theta - old, float [T].
+    """Log s of GSPO's equation 7 with the episode as the sequence: mean of theta - old, float [T].
 
     ``theta`` and ``old`` float [T], ``episode`` int64 [T]; all trained tokens of every episode must be there.
     """

@@ -20,14 +20,15 @@ from algos.batching import Layout, MicroBatch, Sample, column, micro_batches, wi
 from algos.critic import values_of
 from algos.episodes import Episodes, flat, numbers
 from algos.gae import value_loss
-from algos.logprobs import token_entropies, token_logprobs
+from algos.logprobs import LOGIT_CHUNK
 from algos.losses import Normalise, Objective, normalisers, policy_loss, sequence_log_ratios
+
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """What the losses take, and how much is computed at once."""
 
-    objective: Objective = Objective()
+    objective: Objective = field(default_factory=Objective)
     normalise: Normalise = "token"
     constant: float | None = None
     """See ``normalisers``."""
@@ -37,6 +38,8 @@ class LossSettings:
     max_tokens: int = 16384
     """Tokens that one micro-batch computes."""
     layout: Layout = "auto"
+    logit_chunk: int = LOGIT_CHUNK
+    """Tokens whose logits are held at once."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ def with_old(
     samples: Sequence[Sample],
     max_tokens: int,
     layout: Layout = "auto",
+    logit_chunk: int = LOGIT_CHUNK,
     head: nn.Module | None = None,
 ) -> tuple[list[Sample], Tensor, int]:
     """Score samples under the present weights.
@@ -75,9 +79,9 @@ def with_old(
     entropies = []
 
     def score(batch: MicroBatch) -> dict[str, Tensor]:
-        logprobs, entropy, hidden = _scores(batch, model)
-        entropies.append(entropy)
-        return {"old": logprobs} | ({"values": values_of(head, hidden)} if head is not None else {})
+        scores = batch.logprobs_and_entropies(model, logit_chunk)
+        entropies.append(scores.entropies)
+        return {"old": scores.logprobs} | ({"values": values_of(head, scores.hidden)} if head is not None else {})
 
     batches = micro_batches(samples, max_tokens, layout)
     filled = _filled(samples, batches, score)
@@ -90,7 +94,7 @@ def with_values(
 ) -> list[Sample]:
     """The samples with ``values`` of a critic that is a model of its own, in their order."""
     batches = micro_batches(samples, max_tokens, layout)
-    return _filled(samples, batches, lambda batch: {"values": batch.logits(critic)[:, 0]})
+    return _filled(samples, batches, lambda batch: {"values": batch.values(critic)})
 
 
 def accumulate(
@@ -111,7 +115,10 @@ def accumulate(
         samples = [sample for sample in samples if sample.advantages.any()]
     for batch in micro_batches(samples, settings.max_tokens, settings.layout):
         began = time.perf_counter()
-        theta, entropy, hidden = _scores(batch, model)
+        scores = batch.logprobs_and_entropies(
+            model, settings.logit_chunk, entropy_gradient=bool(objective.entropy_coef)
+        )
+        theta = scores.logprobs
         old, advantages, sequence, normaliser = map(batch.gather, ("old", "advantages", "sequence", "normaliser"))
         loss = policy_loss(
             theta,
@@ -121,12 +128,12 @@ def accumulate(
             torch.ones_like(theta, dtype=torch.bool),
             objective,
             sequence=sequence,
-            entropy=entropy,
+            entropy=scores.entropies,
             normaliser=normaliser,
         )
         result.loss += loss.item()
         if head is not None:
-            of_values = _value_loss(batch, values_of(head, hidden), settings)
+            of_values = _value_loss(batch, values_of(head, scores.hidden), settings)
             result.value_loss += of_values.item()
             loss = loss + settings.value_coef * of_values
         _backward(loss, began, result)
@@ -143,7 +150,7 @@ def accumulate_values(critic: PreTrainedModel, episodes: Episodes, settings: Los
     result = Pass(tokens=sum(len(sample.targets) for sample in samples))
     for batch in micro_batches(samples, settings.max_tokens, settings.layout):
         began = time.perf_counter()
-        loss = _value_loss(batch, batch.logits(critic)[:, 0], settings)
+        loss = _value_loss(batch, batch.values(critic), settings)
         result.value_loss += loss.item()
         _backward(settings.value_coef * loss, began, result)
     return result
@@ -169,11 +176,6 @@ def apply(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], loss: 
     return norm if finite else math.nan
 
 
-def _scores(batch: MicroBatch, model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor]:
-    logits, temperature = batch.logits(model), batch.gather("temperature")
-    return token_logprobs(logits, batch.gather("targets"), temperature), token_entropies(logits, temperature), logits
-
-
 def _filled(
     samples: Sequence[Sample], batches: Iterable[MicroBatch], score: Callable[[MicroBatch], dict[str, Tensor]]
 ) -> list[Sample]:
@@ -192,8 +194,12 @@ def _with_sequence(
 ) -> list[Sample]:
     if not samples:
         return []
+
+    def score(batch: MicroBatch) -> dict[str, Tensor]:
+        return {"sequence": batch.logprobs_and_entropies(model, settings.logit_chunk).logprobs}
+
     batches = micro_batches(samples, settings.max_tokens, settings.layout)
-    theta = column(_filled(samples, batches, lambda batch: {"sequence": _scores(batch, model)[0]}), "sequence")
+    theta = column(_filled(samples, batches, score), "sequence")
     return with_columns(samples, sequence=sequence_log_ratios(theta, column(samples, "old"), episode))
 
 

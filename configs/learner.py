@@ -40,6 +40,9 @@ class LearnerConfig(Config):
         description="tree computes a beginning that paths share once, paths computes each path; auto: tree where that "
         "spares half of the tokens. Changes speed, not the result.",
     )
+    logit_chunk: int = Field(
+        1024, ge=1, description="Tokens whose logits are held at once; changes memory and speed, not the result."
+    )
     train_truncated: bool = Field(
         True, description="Train episodes cut by a budget; false: they leave the batch and the baseline."
     )

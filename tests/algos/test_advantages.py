@@ -20,9 +20,7 @@ def test_estimators_equal_the_reference_on_interleaved_groups_of_unequal_size(es
     rewards = torch.rand(23, dtype=torch.float64, generator=generator)
     groups = torch.randint(0, 4, (23,), generator=generator)
     nothing = Tree((Node(0, -1, NO_IDS),))
-    episodes = [
-        OracleEpisode(str(g), r, nothing) for g, r in zip(groups.tolist(), rewards.tolist(), strict=True)
-    ]
+    episodes = [OracleEpisode(str(g), r, nothing) for g, r in zip(groups.tolist(), rewards.tolist(), strict=True)]
     expected = torch.tensor(baselines(episodes, estimator), dtype=torch.float64)
     torch.testing.assert_close(ESTIMATORS[estimator](rewards, groups), expected)
 

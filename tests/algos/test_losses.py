@@ -211,7 +211,9 @@ def test_entropy_is_rewarded():
     assert gradient(loss, entropy).item() == pytest.approx(-0.01)
 
 
-@pytest.mark.parametrize(("objective", "what"), [(Objective("gspo"), "sequence"), (Objective(entropy_coef=1), "entropy")])
+@pytest.mark.parametrize(
+    ("objective", "what"), [(Objective("gspo"), "sequence"), (Objective(entropy_coef=1), "entropy")]
+)
 def test_what_an_objective_needs_is_asked_for(objective, what):
     theta, old, mu, advantages, mask = vectors(3)
     with pytest.raises(ValueError, match=f"{what}: got none"):

@@ -55,7 +55,9 @@ def test_masked_tokens_are_counted_apart_from_capped_ones():
 def test_the_dual_clip_is_counted():
     ratio = torch.tensor([4.0, 4.0, 2.0], dtype=torch.float64)
     advantages = torch.tensor([-1.0, 1.0, -1.0])
-    statistics = ratio_statistics(ratio.log(), torch.zeros(3, dtype=torch.float64), advantages, Objective(dual_clip=3.0))
+    statistics = ratio_statistics(
+        ratio.log(), torch.zeros(3, dtype=torch.float64), advantages, Objective(dual_clip=3.0)
+    )
     assert statistics["clip_dual"] == pytest.approx(1 / 3)
 
 
