@@ -50,8 +50,11 @@ class Parts(Protocol):
         """Make the engine serve a published version."""
         ...
 
-    async def checkpoint(self, step: int) -> None:
-        """Save the learner's state after ``step`` steps."""
+    async def checkpoint(self, step: int, score: float | None = None, wait: bool = False) -> None:
+        """Save the learner's state after ``step`` steps; ``score``: the greedy reward on tasks held out, if measured.
+
+        Training may go on before it is on disk, unless ``wait`` is set.
+        """
         ...
 
     async def statistics(self) -> dict[str, float]:
@@ -152,7 +155,7 @@ class Coordinator:
         self._log.step(row)
         # After the row: a run that is killed in between goes on before this step, whose row is then written again.
         if last or (step + 1) % self._config.checkpoint.every == 0:
-            await self._parts.checkpoint(step + 1)
+            await self._parts.checkpoint(step + 1, row.get("eval/heldout/reward_greedy"), wait=last)
 
     async def _collect(self, step: int, rollouts: asyncio.Task[None]) -> list[Finished]:
         """All episodes of a step, in the order of the schedule."""

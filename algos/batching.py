@@ -110,6 +110,11 @@ class MicroBatch(ABC):
     def computed(self) -> int:
         """Tokens that the pass computes, padding included."""
 
+    @property
+    @abstractmethod
+    def pairs(self) -> int:
+        """Pairs of a token and one that it attends to, itself included."""
+
     def gather(self, name: str) -> Tensor:
         """A per-token field of the samples, one entry for each trained token of the micro-batch."""
         return column(self.samples, name)
@@ -128,6 +133,11 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
+    @property
+    def pairs(self) -> int:
+        rows, width = self.ids.shape
+        return rows * width * (width + 1) // 2
+
     def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
         plain = tree_attention.unfit(model)
@@ -145,6 +155,10 @@ class TreeBatch(MicroBatch):
     @property
     def computed(self) -> int:
         return len(self.pack)
+
+    @property
+    def pairs(self) -> int:
+        return tree_attention.layout_of(self.pack).pairs
 
     def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         device = self.samples[0].ids.device

@@ -56,12 +56,15 @@ def with_gae(episodes: Episodes, rewards: Sequence[float], gamma: float, lam: fl
     return nested(with_columns(samples, advantages=advantages, returns=returns), episodes)
 
 
-def without_rejected(episodes: Episodes, mean: float | None, largest: float | None) -> list[list[Sample]]:
-    """The episodes that are not too far from the engine that sampled them; see ``rejected``. Samples have ``old``."""
+def without_rejected(episodes: Episodes, mean: float | None, largest: float | None) -> tuple[list[list[Sample]], int]:
+    """The episodes that are not too far from the engine that sampled them, and how many are; see ``rejected``.
+
+    Samples have ``old``.
+    """
     samples = flat(episodes)
-    if not samples or (mean is None and largest is None):
-        return [list(episode) for episode in episodes]
     number = numbers(episodes)
-    bad = rejected(column(samples, "old"), column(samples, "mu"), number, mean=mean, largest=largest)
-    out = set(number[bad].tolist())
-    return [list(episode) for i, episode in enumerate(episodes) if i not in out]
+    bad = set()
+    if samples and not mean is largest is None:
+        far = rejected(column(samples, "old"), column(samples, "mu"), number, mean=mean, largest=largest)
+        bad = set(number[far].tolist())
+    return [list(episode) for i, episode in enumerate(episodes) if i not in bad], len(bad)

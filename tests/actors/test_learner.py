@@ -112,6 +112,12 @@ def give(learner, batch):
         learner.add(data)
 
 
+def saved(learner, run_dir, step):
+    """The folder of a checkpoint that is made now."""
+    assert learner.save(step) == step
+    return run_dir / "checkpoints" / f"step_{step:06d}"
+
+
 def published(run_dir):
     version, path = weights.latest(run_dir / "weights")
     return version, weights.read(path)
@@ -135,7 +141,7 @@ def test_what_is_rewarded_becomes_likelier(model_path, tmp_path):
         give(learner, batch)
         metrics = learner.train(step, groups)
         assert metrics["train/optimiser_steps"] == 2
-        source = learner.save(step + 1)
+        source = saved(learner, tmp_path, step + 1)
         chances.append(probability_of_good(source))
     assert chances[0] < 0.4
     assert chances[-1] > 0.7
@@ -368,10 +374,10 @@ def test_only_the_present_state_can_be_saved(model_path, tmp_path):
 
 
 def test_a_checkpoint_is_a_model_folder_of_its_own(model_path, tmp_path):
-    path = make(model_path, tmp_path).save(0)
+    path = saved(make(model_path, tmp_path), tmp_path, 0)
     assert (path / "tokenizer.json").read_text() == (model_path / "tokenizer.json").read_text()
     assert (path / "chat_template.jinja").exists()
-    other = make(path, tmp_path / "other").save(0)
+    other = saved(make(path, tmp_path / "other"), tmp_path / "other", 0)
     assert same(weights.read(model_path), weights.read(other))
     assert (other / "tokenizer.json").exists()
 

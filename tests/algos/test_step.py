@@ -220,9 +220,9 @@ def test_a_step_that_is_not_finite_leaves_weights_and_moments(loss, gradient):
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
     weight.grad = torch.ones(3)
-    assert apply(optimizer, [weight], 1.0, 1.0) == pytest.approx(3**0.5)
+    assert apply([optimizer], [weight], 1.0, 1.0) == pytest.approx(3**0.5)
     before = copy.deepcopy((weight.data, optimizer.state_dict()["state"]))
     weight.grad = torch.full((3,), gradient)
-    assert np.isnan(apply(optimizer, [weight], loss, 1.0))
+    assert np.isnan(apply([optimizer], [weight], loss, 1.0))
     assert weight.grad is None
     torch.testing.assert_close((weight.data, optimizer.state_dict()["state"]), before, rtol=0, atol=0)

@@ -81,7 +81,7 @@ def group_step(episodes, way, dtype=torch.float64):
     old, now, *_ = models(dtype)
     samples = [samples_of(*pair) for pair in zip(episodes, advantages_of(episodes), strict=True)]
     chosen = loss_settings(way)
-    filled, *_ = with_old(old, flat(samples), chosen.max_tokens, chosen.layout)
+    filled, *_ = with_old(old, flat(samples), chosen)
     now.zero_grad()
     result = accumulate(now, nested(filled, samples), chosen)
     return result.loss, gradients(now), result
@@ -152,8 +152,8 @@ def test_critic_and_policy_of_ppo_equal_the_reference(episodes, way, rates):
     chosen = loss_settings(way)
     samples = [samples_of(episode) for episode in episodes]
     rewards = [episode.reward for episode in episodes]
-    filled, *_ = with_old(old, flat(samples), chosen.max_tokens, chosen.layout)
-    filled = with_values(old_critic, filled, chosen.max_tokens, chosen.layout)
+    filled, *_ = with_old(old, flat(samples), chosen)
+    filled = with_values(old_critic, filled, chosen)
     trained = with_gae(nested(filled, samples), rewards, *rates)
     critic.zero_grad()
     found = accumulate_values(critic, trained, chosen).value_loss, gradients(critic)

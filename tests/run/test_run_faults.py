@@ -17,7 +17,7 @@ SMALL = (
     "checkpoint.every=3",
     "proxy.max_tokens=12",
 )
-PARTS = ("ray::RestoredLearner", "ray::TreeBuilderActor", "ray::SandboxActor", "ray::ServeReplica:reins")
+PARTS = ("ray::LearnerRank", "ray::TreeBuilderActor", "ray::SandboxActor", "ray::ServeReplica:reins")
 
 
 @pytest.mark.timeout(600)
@@ -28,7 +28,7 @@ def test_a_run_survives_the_death_of_every_part(launch, untrained):
     run.reach(3, 120)
     run.kill_part("ray::ServeReplica:reins:EngineServer")
     run.reach(5, 180)
-    run.kill_part("ray::RestoredLearner")
+    run.kill_part("ray::LearnerRank")
     run.reach(7, 120)
     run.kill_part("ray::SandboxActor")
     run.reach(9, 120)
