@@ -56,14 +56,11 @@ class OwnCritic:
     head: nn.Linear | None = None
     """The head on the policy's hidden states: none."""
 
-    def __init__(
-        self, path: Path, settings: CriticConfig, model: TrainedModel | None, loss: LossSettings, ranks: Ranks
-    ) -> None:
+    def __init__(self, settings: CriticConfig, model: TrainedModel, loss: LossSettings, ranks: Ranks) -> None:
         self._settings = settings
-        self._model: Any = model
+        self._model = model
         self._loss = loss
         self._ranks = ranks
-        self.open(path)
 
     def open(self, path: Path) -> None:
         """Begin anew from the policy's folder, with a fresh optimiser."""
@@ -128,7 +125,8 @@ class SharedCritic(OwnCritic):
         learner: LearnerConfig,
     ) -> None:
         self._learner = learner
-        super().__init__(path, settings, policy, loss, ranks)
+        super().__init__(settings, policy, loss, ranks)
+        self.open(path)
 
     def open(self, path: Path) -> None:  # noqa: ARG002
         self.head = value_head(self._model.model.config.hidden_size).to(self._learner.device)
@@ -195,4 +193,4 @@ def critic_of(
     def build(folder: Path) -> Any:
         return as_critic(causal_model(folder))
 
-    return OwnCritic(path, critic, TrainedModel(path, own, total_steps, build, ranks), loss, ranks)
+    return OwnCritic(critic, TrainedModel(path, own, total_steps, build, ranks), loss, ranks)

@@ -224,10 +224,8 @@ def _columns(
     exchanged = ranks.exchange((known, computed))
     every = {i: found for others, _ in exchanged for i, found in others.items()}
     device = samples[0].mu.device if samples else None
-    columns = {
-        name: torch.cat([every[i][name] for i in range(len(samples))]).to(device)
-        for name in (every[0] if every else ())
-    }
+    names = every[0] if every else ()
+    columns = {name: torch.cat([every[i][name] for i in range(len(samples))]).to(device) for name in names}
     return columns, sum(count for _, count in exchanged)
 
 
@@ -267,9 +265,7 @@ def _backward(loss: Tensor, began: float, result: Pass) -> None:
 def _together(mine: Pass, ranks: Ranks) -> Pass:
     """The pass of all ranks; its seconds are those of this one."""
     found = ranks.exchange(mine)
-    lists = {
-        name: [part for one in found for part in getattr(one, name)]
-        for name in ("theta", "old", "advantages", "sequence")
-    }
+    columns = ("theta", "old", "advantages", "sequence")
+    lists = {name: [part for one in found for part in getattr(one, name)] for name in columns}
     sums = {name: sum(getattr(one, name) for one in found) for name in ("loss", "value_loss", "ran")}
     return replace(mine, **lists, **sums)
