@@ -14,7 +14,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,14 @@ from transformers.utils import logging as transformers_logging
 
 from actors import checkpoints
 from actors.engines import weights
+from actors.trained_critic import critic_of, loss_settings
 from actors.trained_model import TrainedModel
 from algos.advantages import ESTIMATORS, has_spread
 from algos.batching import Sample, sample_of
-from algos.losses import mismatch_statistics, ratio_statistics
+from algos.episodes import flat, nested, without_rejected
 from algos.ranks import ALONE, Ranks
-from algos.step import LossSettings, Pass, accumulate, with_old
+from algos.statistics import mismatch_statistics, ratio_statistics
+from algos.step import Pass, accumulate, with_old
 from configs.learner import LearnerConfig
 from trees import codec
 from trees.linearise import linearise
@@ -55,7 +57,10 @@ class _Moved:
     """Left out because no token of the minibatch has an advantage."""
     broken: int = 0
     """Not taken because loss or gradient were not finite."""
+    critic: list[tuple[float, float]] = field(default_factory=list)
+    """Value loss and gradient norm of each step of the critic; the norm of one not taken is NaN."""
     optimiser_s: float = 0.0
+    critic_s: float = 0.0
 
 
 class Learner:
@@ -106,6 +111,8 @@ class Learner:
         self._whole = True
         self._used = False
         self._policy = TrainedModel(self._source, settings, total_steps, ranks=ranks)
+        self._loss = loss_settings(settings, self._policy.layout)
+        self._critic = critic_of(self._source, settings, total_steps, self._policy, self._loss, ranks)
 
     @property
     def policy_version(self) -> int:
@@ -156,15 +163,19 @@ class Learner:
         samples, metrics = self._samples(episodes)
         metrics["train/episodes_truncated_left_out"] = truncated
         prepared = time.perf_counter()
-        every = [sample for episode in samples for sample in episode]
-        budget = self._settings.max_tokens_per_microbatch
-        filled, entropies, computed = with_old(self._policy.model, every, budget, self._policy.layout, self._ranks)
+        every = flat(samples)
+        head = self._critic.head if self._critic else None
+        filled, entropies, computed = with_old(self._policy.model, every, self._loss, self._ranks, head)
         metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
         metrics["train/tokens_computed"] = computed
-        known = iter(filled)
-        samples = [[next(known) for _ in episode] for episode in samples]
-        scored = time.perf_counter()
         metrics |= self._sampling_statistics(filled, entropies)
+        samples = nested(filled, samples)
+        if self._critic:
+            samples, found = self._critic.judged(samples, [episode.reward for episode in episodes])
+            metrics |= found
+        samples, rejected = without_rejected(samples, self._settings.reject_mean, self._settings.reject_max)
+        metrics["train/episodes_rejected"] = rejected
+        scored = time.perf_counter()
         self._whole = False
         moved = self._optimise(step, samples)
         self._whole = True
@@ -179,6 +190,7 @@ class Learner:
             "seconds/learner_forward": sum(p.forward_s for p in moved.passes),
             "seconds/learner_backward": sum(p.backward_s for p in moved.passes),
             "seconds/learner_optimiser": moved.optimiser_s,
+            "seconds/learner_critic": moved.critic_s,
             "seconds/learner_publish": ended - published,
             "seconds/learner": ended - began,
         }
@@ -211,6 +223,9 @@ class Learner:
         trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
         published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
         state = self._policy.state(stepped)
+        if self._critic:
+            trainer["critic_stepped"] = self._critic.stepped
+            state["critic"] = self._critic.state(self._critic.stepped)
         before = self._checkpoints.finish()
         self._checkpoints.save(step, state, trainer, published, self._source, self._settings.dtype)
         return self._checkpoints.finish() if wait else before
@@ -228,13 +243,19 @@ class Learner:
         found = self._ranks.exchange(mine)[0]
         if self._used:
             self._policy.open(self._source)
+            if self._critic:
+                self._critic.open(self._source)
         self._used = True
         self._version = 0
         if found:
             self._version, path = found
             trainer = checkpoints.read_trainer(path)
             state = self._policy.state(trainer["stepped"])
+            if self._critic:
+                state["critic"] = self._critic.state(trainer["critic_stepped"])
             checkpoints.load(path, state, self._ranks)
+            if self._critic:
+                self._critic.restore(state.pop("critic"))
             self._policy.restore(state)
             torch.set_rng_state(trainer["rng"])
         self._last = None
@@ -275,7 +296,9 @@ class Learner:
         number = {name: i for i, name in enumerate(names)}
         rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64)
         groups = torch.tensor([number[episode.group] for episode in episodes], dtype=torch.int64)
-        advantages = ESTIMATORS[self._settings.advantage](rewards, groups)
+        # The critic's advantages replace the ones: what is left of them is each token's credit.
+        estimate = ESTIMATORS.get(self._settings.advantage, lambda rewards, groups: torch.ones_like(rewards))  # noqa: ARG005
+        advantages = estimate(rewards, groups)
         spread = len(set(groups[has_spread(rewards, groups)].tolist()))
         samples = []
         kinds: Counter[str] = Counter()
@@ -294,7 +317,8 @@ class Learner:
             "train/tokens": sum(kinds.values()),
         }
         metrics |= {f"train/tokens_{kind}": count for kind, count in sorted(kinds.items()) if count}
-        if episodes:
+        if episodes and not self._critic:
+            metrics["train/advantage_mean"] = advantages.mean().item()
             metrics["train/advantage_std"] = advantages.std(correction=0).item()
             metrics["train/advantage_max"] = advantages.abs().max().item()
         return samples, metrics
@@ -305,7 +329,7 @@ class Learner:
         old = torch.cat([sample.old for sample in samples])
         mu = torch.cat([sample.mu for sample in samples])
         behind = self._version - torch.cat([sample.versions for sample in samples])
-        statistics = mismatch_statistics(old, mu, tis_cap=self._settings.tis_cap)
+        statistics = mismatch_statistics(old, mu, self._loss.objective)
         statistics["entropy"] = entropies.mean().item()
         statistics["staleness_mean"] = behind.double().mean().item()
         statistics["staleness_max"] = behind.max().item()
@@ -313,33 +337,41 @@ class Learner:
 
     def _optimise(self, step: int, episodes: Sequence[Sequence[Sample]]) -> _Moved:
         """Optimiser steps over shares of the episodes, whose order depends on the seed and the step only."""
-        settings = self._settings
-        loss = LossSettings(
-            settings.clip_low,
-            settings.clip_high,
-            settings.tis_cap,
-            settings.max_tokens_per_microbatch,
-            self._policy.layout,
-        )
         self._policy.begin(step)
-        order = [list(episode) for episode in episodes if episode]
-        random.Random(f"{self._seed}/{step}").shuffle(order)
+        alone = self._critic is not None and self._critic.begin(step)
+        head = self._critic.head if self._critic else None
         moved = _Moved()
-        for share in range(min(settings.minibatches, len(order))):
-            mine = [sample for episode in order[share :: settings.minibatches] for sample in episode]
-            done = accumulate(self._policy.model, mine, loss, self._ranks)
-            if not done.theta:
-                moved.idle += 1
-                continue
-            began = time.perf_counter()
-            norm = self._policy.apply(done.loss)
-            moved.optimiser_s += time.perf_counter() - began
-            if math.isnan(norm):
-                moved.broken += 1
-                continue
+        for mine in self._minibatches(step, episodes):
+            done = None
+            if not alone:
+                done = accumulate(self._policy.model, mine, self._loss, self._ranks, head)
+                self._apply(done, moved)
+            if self._critic:
+                began = time.perf_counter()
+                moved.critic.append(self._critic.learn(mine, done))
+                moved.critic_s += time.perf_counter() - began
+        return moved
+
+    def _apply(self, done: Pass, moved: _Moved) -> None:
+        if not done.ran:
+            moved.idle += 1
+            return
+        began = time.perf_counter()
+        norm = self._policy.apply(done.loss + done.value_loss)
+        moved.optimiser_s += time.perf_counter() - began
+        if math.isnan(norm):
+            moved.broken += 1
+        else:
             moved.passes.append(done)
             moved.norms.append(norm)
-        return moved
+
+    def _minibatches(self, step: int, episodes: Sequence[Sequence[Sample]]) -> Iterator[list[list[Sample]]]:
+        order = [list(episode) for episode in episodes if episode]
+        shuffler = random.Random(f"{self._seed}/{step}")
+        for _ in range(self._settings.epochs):
+            shuffler.shuffle(order)
+            for share in range(min(self._settings.minibatches, len(order))):
+                yield order[share :: self._settings.minibatches]
 
     def _step_statistics(self, step: int, moved: _Moved) -> dict[str, float]:
         metrics: dict[str, float] = {
@@ -353,16 +385,13 @@ class Learner:
             metrics["train/loss"] = sum(done.loss * done.tokens for done in moved.passes) / tokens
             metrics["train/grad_norm"] = sum(moved.norms) / len(moved.norms)
             metrics["train/grad_norm_max"] = max(moved.norms)
-            theta, old, advantages = (
-                torch.cat([part for done in moved.passes for part in getattr(done, name)])
-                for name in ("theta", "old", "advantages")
+            theta, old, advantages, sequence = (
+                torch.cat(parts) if (parts := [part for done in moved.passes for part in getattr(done, name)]) else None
+                for name in ("theta", "old", "advantages", "sequence")
             )
-            statistics = ratio_statistics(
-                theta,
-                old,
-                advantages,
-                clip_low=self._settings.clip_low,
-                clip_high=self._settings.clip_high,
-            )
+            statistics = ratio_statistics(theta, old, advantages, self._loss.objective, sequence)
             metrics |= {f"train/{key}": value for key, value in statistics.items()}
+        if moved.critic:
+            metrics["train/value_loss"] = sum(loss for loss, _ in moved.critic) / len(moved.critic)
+            metrics["train/critic_grad_norm"] = sum(norm for _, norm in moved.critic) / len(moved.critic)
         return metrics

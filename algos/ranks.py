@@ -86,6 +86,6 @@ def filler(sample: Sample) -> PaddedBatch:
     mask = sample.mask[:2].clone()
     mask[1] = True
     ids = sample.ids[:2]
-    columns = {each.name for each in fields(Sample)} - {"ids", "mask", "targets"}
-    short = {name: getattr(sample, name)[:1] for name in columns}
+    others = [one.name for one in fields(sample) if one.name not in ("ids", "mask", "targets")]
+    short = {name: getattr(sample, name)[:1] for name in others}
     return PaddedBatch((replace(sample, ids=ids, mask=mask, targets=ids[1:], **short),), ids[None], mask[None])
