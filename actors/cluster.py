@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from ray.serve.exceptions import RayServeException
 
 from actors.handles import Builders
+from actors.learner_group import GroupLostError, LearnerGroup
 from actors.sandbox import session_id
 from envs.episode import EpisodeOutcome, EpisodeSpec
 
@@ -40,7 +41,13 @@ class Cluster:
     """
 
     def __init__(
-        self, run_dir: Path, engine: Any, proxy: Any, builders: Builders, learner: Any, sandboxes: Sequence[Any]
+        self,
+        run_dir: Path,
+        engine: Any,
+        proxy: Any,
+        builders: Builders,
+        learner: LearnerGroup,
+        sandboxes: Sequence[Any],
     ) -> None:
         self._run_dir = run_dir
         self._engine = engine
@@ -65,7 +72,7 @@ class Cluster:
         try:
             return await actor.run_episode.remote(spec)
         except RayActorError as error:
-            await self._return_of("sandbox", actor, error)
+            await self._return_of("sandbox", lambda: actor.ping.remote(), error)
             return failed(spec, "the sandbox actor died")
         finally:
             self._busy[place] -= 1
@@ -93,7 +100,7 @@ class Cluster:
                     await self._forget(self._proxy.discard(session))
                     return report
             except RayActorError as error:
-                await self._return_of("tree builder", builder, error)
+                await self._return_of("tree builder", lambda: builder.ping.remote(), error)
             try:
                 await self._proxy.resend(session)
             except (RayActorError, RayServeException, KeyError):
@@ -117,13 +124,13 @@ class Cluster:
     async def train(self, step: int, groups: Mapping[str, str]) -> dict[str, float]:
         """One training step; after a death the learner is first brought back to this step."""
         self._plans[step] = dict(groups)
-        return await self._learning(step, lambda: self._learner.train.remote(step, dict(groups)))
+        return await self._learning(step, lambda: self._learner.train(step, groups))
 
-    async def checkpoint(self, step: int) -> None:
-        """Save; only steps after it have to be kept for a learner that dies."""
-        await self._learning(step, lambda: self._learner.save.remote(step))
-        self._plans = {s: groups for s, groups in self._plans.items() if s >= step}
-        await self._forget(self._builders.of("gather").gather.remote(step))
+    async def checkpoint(self, step: int, score: float | None = None, wait: bool = False) -> None:
+        """Save; only steps after the newest whole one have to be kept for a learner that dies."""
+        whole = await self._learning(step, lambda: self._learner.save(step, score, wait))
+        self._plans = {s: groups for s, groups in self._plans.items() if s >= whole}
+        await self._forget(self._builders.of("gather").gather.remote(whole))
 
     async def update_engine(self, version: int) -> None:
         """Load published weights; an engine that restarts meanwhile takes the newest by itself."""
@@ -144,22 +151,22 @@ class Cluster:
                 if attempt:
                     await self._bring_back(step)
                 return await call()
-            except RayActorError as error:
-                await self._return_of("learner", self._learner, error)
+            except (RayActorError, GroupLostError) as error:
+                await self._return_of("learner", self._learner.ping, error)
         raise PartLostError(
             f"the learner died {_ATTEMPTS} times in a row at step {step}; look at Ray's logs for the reason "
             "(often memory: lower learner.max_tokens_per_microbatch), then go on with --resume"
         )
 
-    async def _return_of(self, name: str, actor: Any, error: RayActorError) -> None:
+    async def _return_of(self, name: str, ping: Callable[[], Any], error: RayActorError | GroupLostError) -> None:
         """Wait until the successor of a dead actor answers."""
-        if isinstance(error, ActorDiedError | ActorUnavailableError):
+        if isinstance(error, ActorDiedError | ActorUnavailableError | GroupLostError):
             self._deaths[name] += 1
         logger.warning("the %s died; waiting for its successor", name)
         deadline = time.monotonic() + _RESTART_S
         while time.monotonic() < deadline:
             try:
-                await actor.ping.remote()
+                await ping()
                 return
             except RayActorError:
                 await asyncio.sleep(_PAUSE_S)
@@ -170,9 +177,14 @@ class Cluster:
 
     async def _bring_back(self, step: int) -> None:
         """A restarted learner begins at a checkpoint: train the steps since then again, on the same trees."""
-        version = await self._learner.load.remote()
+        version = await self._learner.load()
         for past in range(version, step):
-            await self._learner.train.remote(past, self._plans[past])
+            if past not in self._plans:
+                raise PartLostError(
+                    f"the learner died, and its newest checkpoint is damaged: that of step {version} is too far back "
+                    "to train again from here; go on with --resume"
+                )
+            await self._learner.train(past, self._plans[past])
 
     async def _patiently(self, name: str, call: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + _RESTART_S

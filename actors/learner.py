@@ -4,8 +4,8 @@ Invariant: ``train(s)`` takes the policy from version ``s`` to ``s + 1`` and dep
 at ``s``, the trees of the named episodes, the settings and the seed. Whoever loads the checkpoint of version
 ``s`` and trains the same steps again gets the same weights bit by bit (same machine, same number of threads).
 
-``Learner`` is a plain class; a run makes a Ray actor of it. It keeps in memory only what has not been
-trained: trees lie on disk as well, so a restarted learner reads again what it was sent before.
+``Learner`` is a plain class, of which a run has one on each rank of ``actors.learner_group``. It keeps in memory only
+what has not been trained: trees lie on disk as well, so a restarted learner reads again what it was sent before.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from actors import checkpoints
 from actors.engines import weights
+from actors.trained_critic import critic_of, loss_settings
+from actors.trained_model import TrainedModel
 from algos.advantages import ESTIMATORS, has_spread
-from algos.batching import Sample, layout_for, sample_of
-from algos.losses import mismatch_statistics, ratio_statistics
-from algos.step import LossSettings, Pass, accumulate, apply, with_old
+from algos.batching import Sample, sample_of
+from algos.episodes import flat, nested, without_rejected
+from algos.ranks import ALONE, Ranks
+from algos.statistics import mismatch_statistics, ratio_statistics
+from algos.step import Pass, accumulate, with_old
 from configs.learner import LearnerConfig
 from trees import codec
 from trees.linearise import linearise
@@ -55,7 +57,10 @@ class _Moved:
     """Left out because no token of the minibatch has an advantage."""
     broken: int = 0
     """Not taken because loss or gradient were not finite."""
+    critic: list[tuple[float, float]] = field(default_factory=list)
+    """Value loss and gradient norm of each step of the critic; the norm of one not taken is NaN."""
     optimiser_s: float = 0.0
+    critic_s: float = 0.0
 
 
 class Learner:
@@ -68,7 +73,10 @@ class Learner:
         total_steps: steps of the whole run, over which the learning rate decays.
         seed: of the order in which episodes fall into minibatches.
         keep: newest checkpoints that stay on disk.
+        keep_best: checkpoints of the highest score that stay besides.
         keep_weights: newest published versions that stay on disk.
+        ranks: with whom it works together; with several, every method but ``add`` is called on all of them in the same
+            order, and each gives the same.
 
     Starts at policy version 0; ``load`` goes on from a checkpoint.
     """
@@ -82,7 +90,9 @@ class Learner:
         total_steps: int,
         seed: int = 0,
         keep: int = 3,
+        keep_best: int = 0,
         keep_weights: int = 3,
+        ranks: Ranks = ALONE,
     ) -> None:
         torch.set_num_threads(settings.threads)
         # Progress bars of loading and saving would tear the run's own display.
@@ -90,15 +100,19 @@ class Learner:
         self._source = Path(model_path)
         self._run_dir = Path(run_dir)
         self._settings = settings
-        self._total_steps = total_steps
         self._seed = seed
-        self._keep = keep
         self._keep_weights = keep_weights
+        self._ranks = ranks
+        self._checkpoints = checkpoints.Checkpoints(self._run_dir / "checkpoints", keep, keep_best, ranks)
         self._trees: dict[str, Tree] = {}
         self._version = 0
+        self._published: int | None = None
         self._last: tuple[int, dict[str, float]] | None = None
         self._whole = True
-        self._open(self._source)
+        self._used = False
+        self._policy = TrainedModel(self._source, settings, total_steps, ranks=ranks)
+        self._loss = loss_settings(settings, self._policy.layout)
+        self._critic = critic_of(self._source, settings, total_steps, self._policy, self._loss, ranks)
 
     @property
     def policy_version(self) -> int:
@@ -143,20 +157,25 @@ class Learner:
                 f"got step {step} with policy version {self._version}, expected them equal: load a "
                 "checkpoint at or before the step and train the steps between again"
             )
+        self._used = True
         began = time.perf_counter()
         episodes, truncated = self._kept(step, groups)
         samples, metrics = self._samples(episodes)
         metrics["train/episodes_truncated_left_out"] = truncated
         prepared = time.perf_counter()
-        every = [sample for episode in samples for sample in episode]
-        budget = self._settings.max_tokens_per_microbatch
-        filled, entropies, computed = with_old(self._model, every, budget, self._layout)
+        every = flat(samples)
+        head = self._critic.head if self._critic else None
+        filled, entropies, computed = with_old(self._policy.model, every, self._loss, self._ranks, head)
         metrics["train/tokens_of_paths"] = sum(len(sample.ids) for sample in every)
         metrics["train/tokens_computed"] = computed
-        known = iter(filled)
-        samples = [[next(known) for _ in episode] for episode in samples]
-        scored = time.perf_counter()
         metrics |= self._sampling_statistics(filled, entropies)
+        samples = nested(filled, samples)
+        if self._critic:
+            samples, found = self._critic.judged(samples, [episode.reward for episode in episodes])
+            metrics |= found
+        samples, rejected = without_rejected(samples, self._settings.reject_mean, self._settings.reject_max)
+        metrics["train/episodes_rejected"] = rejected
+        scored = time.perf_counter()
         self._whole = False
         moved = self._optimise(step, samples)
         self._whole = True
@@ -171,6 +190,7 @@ class Learner:
             "seconds/learner_forward": sum(p.forward_s for p in moved.passes),
             "seconds/learner_backward": sum(p.backward_s for p in moved.passes),
             "seconds/learner_optimiser": moved.optimiser_s,
+            "seconds/learner_critic": moved.critic_s,
             "seconds/learner_publish": ended - published,
             "seconds/learner": ended - began,
         }
@@ -181,19 +201,34 @@ class Learner:
     def publish(self) -> Path:
         """Write the present weights as the present version into ``run_dir/weights``; returns their folder."""
         folder = self._run_dir / "weights"
-        return weights.publish(self._model.state_dict(), folder, self._version, keep=self._keep_weights)
+        tensors = self._policy.weights()
+        if self._ranks.rank == 0:
+            weights.publish(tensors, folder, self._version, keep=self._keep_weights)
+        self._published = self._version
+        return folder / f"v{self._version:08d}"
 
-    def save(self, step: int) -> Path:
-        """Checkpoint the state after ``step`` training steps, the present one; returns its folder.
+    def save(self, step: int, score: float | None = None, wait: bool = True) -> int:
+        """Checkpoint the state after ``step`` training steps, the present one; returns the newest step that is whole.
 
-        Nothing in a training step draws from a global generator, so weights, moments and the step are the
-        whole state. Raises ValueError for another step than the present one.
+        ``score``: by which the best are told. With ``wait`` off it is written while training goes on, and is there
+        under its name once it is whole. Nothing in a training step draws from a global generator; its state is kept
+        for what is yet to come. Raises ValueError for another step than the present one, and what went wrong with the
+        writing of the one before.
         """
         if step != self._version:
             raise ValueError(f"got step {step}, expected {self._version}: only the present state can be saved")
-        trainer = {"steps": step, "optimizer": self._optimizer.state_dict()}
-        folder = self._run_dir / "checkpoints"
-        return checkpoints.save(folder, step, self._model, trainer, self._source, self._keep)
+        if self._published != self._version:
+            self.publish()
+        stepped = self._policy.stepped
+        trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
+        published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
+        state = self._policy.state(stepped)
+        if self._critic:
+            trainer["critic_stepped"] = self._critic.stepped
+            state["critic"] = self._critic.state(self._critic.stepped)
+        before = self._checkpoints.finish()
+        self._checkpoints.save(step, state, trainer, published, self._source, self._settings.dtype)
+        return self._checkpoints.finish() if wait else before
 
     def load(self, step: int | None = None) -> int:
         """Go on from the checkpoint after ``step`` steps, or from the newest, and publish its weights.
@@ -202,27 +237,31 @@ class Learner:
         makes sure that nobody takes what an earlier run left in the folder for the newest. Returns the policy
         version. Raises FileNotFoundError when a step was named that has no checkpoint.
         """
-        found = checkpoints.find(self._run_dir / "checkpoints", step)
-        self._version, path = found or (0, self._source)
-        self._open(path)
+        self._checkpoints.finish()
+        # One rank looks: what it finds may be gone when the next one looks.
+        mine = checkpoints.find(self._run_dir / "checkpoints", step) if self._ranks.rank == 0 else None
+        found = self._ranks.exchange(mine)[0]
+        if self._used:
+            self._policy.open(self._source)
+            if self._critic:
+                self._critic.open(self._source)
+        self._used = True
+        self._version = 0
         if found:
-            self._optimizer.load_state_dict(checkpoints.read_trainer(path)["optimizer"])
+            self._version, path = found
+            trainer = checkpoints.read_trainer(path)
+            state = self._policy.state(trainer["stepped"])
+            if self._critic:
+                state["critic"] = self._critic.state(trainer["critic_stepped"])
+            checkpoints.load(path, state, self._ranks)
+            if self._critic:
+                self._critic.restore(state.pop("critic"))
+            self._policy.restore(state)
+            torch.set_rng_state(trainer["rng"])
         self._last = None
         self._whole = True
         self.publish()
         return self._version
-
-    def _open(self, path: Path) -> None:
-        # Evaluation mode also while training: dropout would make the ratio theta/old differ from 1 by chance.
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
-        self._model: Any = model.to(self._settings.device)
-        self._layout = layout_for(model, self._settings.layout)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=self._settings.learning_rate,
-            betas=self._settings.betas,
-            weight_decay=self._settings.weight_decay,
-        )
 
     def _kept(self, step: int, groups: Mapping[str, str]) -> tuple[list[_Episode], int]:
         """The episodes to train, in an order that does not depend on arrival, and how many were left out."""
@@ -257,7 +296,9 @@ class Learner:
         number = {name: i for i, name in enumerate(names)}
         rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float64)
         groups = torch.tensor([number[episode.group] for episode in episodes], dtype=torch.int64)
-        advantages = ESTIMATORS[self._settings.advantage](rewards, groups)
+        # The critic's advantages replace the ones: what is left of them is each token's credit.
+        estimate = ESTIMATORS.get(self._settings.advantage, lambda rewards, groups: torch.ones_like(rewards))  # noqa: ARG005
+        advantages = estimate(rewards, groups)
         spread = len(set(groups[has_spread(rewards, groups)].tolist()))
         samples = []
         kinds: Counter[str] = Counter()
@@ -276,7 +317,8 @@ class Learner:
             "train/tokens": sum(kinds.values()),
         }
         metrics |= {f"train/tokens_{kind}": count for kind, count in sorted(kinds.items()) if count}
-        if episodes:
+        if episodes and not self._critic:
+            metrics["train/advantage_mean"] = advantages.mean().item()
             metrics["train/advantage_std"] = advantages.std(correction=0).item()
             metrics["train/advantage_max"] = advantages.abs().max().item()
         return samples, metrics
@@ -287,7 +329,7 @@ class Learner:
         old = torch.cat([sample.old for sample in samples])
         mu = torch.cat([sample.mu for sample in samples])
         behind = self._version - torch.cat([sample.versions for sample in samples])
-        statistics = mismatch_statistics(old, mu, tis_cap=self._settings.tis_cap)
+        statistics = mismatch_statistics(old, mu, self._loss.objective)
         statistics["entropy"] = entropies.mean().item()
         statistics["staleness_mean"] = behind.double().mean().item()
         statistics["staleness_max"] = behind.max().item()
@@ -295,38 +337,45 @@ class Learner:
 
     def _optimise(self, step: int, episodes: Sequence[Sequence[Sample]]) -> _Moved:
         """Optimiser steps over shares of the episodes, whose order depends on the seed and the step only."""
-        settings = self._settings
-        loss = LossSettings(
-            settings.clip_low,
-            settings.clip_high,
-            settings.tis_cap,
-            settings.max_tokens_per_microbatch,
-            self._layout,
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
-        order = [list(episode) for episode in episodes if episode]
-        random.Random(f"{self._seed}/{step}").shuffle(order)
+        self._policy.begin(step)
+        alone = self._critic is not None and self._critic.begin(step)
+        head = self._critic.head if self._critic else None
         moved = _Moved()
-        for share in range(min(settings.minibatches, len(order))):
-            mine = [sample for episode in order[share :: settings.minibatches] for sample in episode]
-            done = accumulate(self._model, mine, loss)
-            if not done.theta:
-                moved.idle += 1
-                continue
-            began = time.perf_counter()
-            norm = apply(self._optimizer, self._model.parameters(), done.loss, settings.grad_clip)
-            moved.optimiser_s += time.perf_counter() - began
-            if math.isnan(norm):
-                moved.broken += 1
-                continue
+        for mine in self._minibatches(step, episodes):
+            done = None
+            if not alone:
+                done = accumulate(self._policy.model, mine, self._loss, self._ranks, head)
+                self._apply(done, moved)
+            if self._critic:
+                began = time.perf_counter()
+                moved.critic.append(self._critic.learn(mine, done))
+                moved.critic_s += time.perf_counter() - began
+        return moved
+
+    def _apply(self, done: Pass, moved: _Moved) -> None:
+        if not done.ran:
+            moved.idle += 1
+            return
+        began = time.perf_counter()
+        norm = self._policy.apply(done.loss + done.value_loss)
+        moved.optimiser_s += time.perf_counter() - began
+        if math.isnan(norm):
+            moved.broken += 1
+        else:
             moved.passes.append(done)
             moved.norms.append(norm)
-        return moved
+
+    def _minibatches(self, step: int, episodes: Sequence[Sequence[Sample]]) -> Iterator[list[list[Sample]]]:
+        order = [list(episode) for episode in episodes if episode]
+        shuffler = random.Random(f"{self._seed}/{step}")
+        for _ in range(self._settings.epochs):
+            shuffler.shuffle(order)
+            for share in range(min(self._settings.minibatches, len(order))):
+                yield order[share :: self._settings.minibatches]
 
     def _step_statistics(self, step: int, moved: _Moved) -> dict[str, float]:
         metrics: dict[str, float] = {
-            "train/learning_rate": self.learning_rate(step),
+            "train/learning_rate": self._policy.learning_rate(step),
             "train/optimiser_steps": len(moved.passes),
             "train/optimiser_steps_without_advantage": moved.idle,
             "train/optimiser_steps_not_finite": moved.broken,
@@ -336,33 +385,13 @@ class Learner:
             metrics["train/loss"] = sum(done.loss * done.tokens for done in moved.passes) / tokens
             metrics["train/grad_norm"] = sum(moved.norms) / len(moved.norms)
             metrics["train/grad_norm_max"] = max(moved.norms)
-            theta, old, advantages = (
-                torch.cat([part for done in moved.passes for part in getattr(done, name)])
-                for name in ("theta", "old", "advantages")
+            theta, old, advantages, sequence = (
+                torch.cat(parts) if (parts := [part for done in moved.passes for part in getattr(done, name)]) else None
+                for name in ("theta", "old", "advantages", "sequence")
             )
-            statistics = ratio_statistics(
-                theta,
-                old,
-                advantages,
-                clip_low=self._settings.clip_low,
-                clip_high=self._settings.clip_high,
-            )
+            statistics = ratio_statistics(theta, old, advantages, self._loss.objective, sequence)
             metrics |= {f"train/{key}": value for key, value in statistics.items()}
+        if moved.critic:
+            metrics["train/value_loss"] = sum(loss for loss, _ in moved.critic) / len(moved.critic)
+            metrics["train/critic_grad_norm"] = sum(norm for _, norm in moved.critic) / len(moved.critic)
         return metrics
-
-    def learning_rate(self, step: int) -> float:
-        """Of a training step: a linear warm-up, then a decay to ``final_lr_factor`` at the last step."""
-        settings = self._settings
-        warm = min(1.0, (step + 1) / max(1, settings.warmup_steps))
-        span = max(1, self._total_steps - 1 - settings.warmup_steps)
-        done = min(1.0, max(0.0, (step - settings.warmup_steps) / span))
-        fall = done if settings.decay == "linear" else (1 - math.cos(math.pi * done)) / 2
-        return settings.learning_rate * warm * (1 - (1 - settings.final_lr_factor) * fall)
-
-
-class RestoredLearner(Learner):
-    """A learner that begins at the newest checkpoint of its run, so that a restart has a known version."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.load()

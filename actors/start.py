@@ -20,12 +20,14 @@ from typing import Any, cast
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.cluster import Cluster
 from actors.engines.board import WeightsBoard
 from actors.engines.deployment import bound
 from actors.handles import Builders, HandleEngine, HandleProxy, LearnerByName
-from actors.learner import RestoredLearner
+from actors.learner_group import LearnerGroup, LearnerRank
 from actors.proxy import Proxy
 from actors.sandbox import SandboxActor
 from actors.tree_builder import TreeBuilderActor
@@ -98,28 +100,23 @@ def connect() -> None:
 
 
 async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, actors: list[Any]) -> Cluster:
-    learner = (
-        ray.remote(RestoredLearner)
-        .options(num_cpus=0, num_gpus=_gpus(config.learner), max_restarts=-1, name=f"{rooms.name}-learner")
-        .remote(
-            model,
-            run_dir,
-            config.learner,
-            total_steps=config.steps,
-            seed=config.seed,
-            keep=config.checkpoint.keep,
-        )
-    )
+    ranks = _ranks(config, run_dir, model, f"{rooms.name}-learner")
+    learner = LearnerGroup(ranks)
     shards = [
         ray.remote(TreeBuilderActor)
         .options(num_cpus=0, max_restarts=-1)
-        .remote(run_dir, LearnerByName(f"{rooms.name}-learner"), config.trees)
+        .remote(run_dir, LearnerByName(f"{rooms.name}-learner-0"), config.trees)
         for _ in range(config.trees.builders)
     ]
     builders = Builders(shards)
     board = ray.remote(WeightsBoard).options(num_cpus=0, max_restarts=-1).remote()
-    actors += [learner, *shards, board]
-    proxy, engine = await asyncio.to_thread(_serve, config, run_dir, model, builders, board, rooms)
+    actors += [*ranks, *shards, board]
+    loading = asyncio.create_task(learner.load())
+    try:
+        proxy, engine = await asyncio.to_thread(_serve, config, run_dir, model, builders, board, rooms)
+        await loading
+    finally:
+        loading.cancel()
     sandboxes = [
         ray.remote(SandboxActor)
         .options(num_cpus=0, max_restarts=-1, max_concurrency=4 * config.sandbox.concurrency + 8)
@@ -129,6 +126,34 @@ async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, act
     actors += sandboxes
     await asyncio.gather(*(actor.ping.remote() for actor in actors))
     return Cluster(run_dir, engine, proxy, builders, learner, sandboxes)
+
+
+def _ranks(config: RunConfig, run_dir: Path, model: Path, name: str) -> list[Any]:
+    """An actor for each rank of the learner, called ``name-RANK``; those with GPUs as near to each other as can be."""
+    gpus = _gpus(config.learner)
+    count = config.learner.ranks
+    options: list[dict[str, Any]] = [{} for _ in range(count)]
+    if gpus and count > 1:
+        group = placement_group([{"GPU": gpus}] * count, strategy="PACK")
+        options = [
+            {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)}
+            for i in range(count)
+        ]
+    return [
+        ray.remote(LearnerRank)
+        .options(num_cpus=0, num_gpus=gpus, max_restarts=-1, name=f"{name}-{rank}", **options[rank])
+        .remote(
+            model,
+            run_dir,
+            config.learner,
+            rank,
+            total_steps=config.steps,
+            seed=config.seed,
+            keep=config.checkpoint.keep,
+            keep_best=config.checkpoint.keep_best,
+        )
+        for rank in range(count)
+    ]
 
 
 def _gpus(config: LearnerConfig) -> float:
@@ -152,7 +177,7 @@ def _serve(
         weights=run_dir / "weights",
         board=board,
         logs=run_dir / "engine",
-        beside=_gpus(config.learner),
+        beside=_gpus(config.learner) * config.learner.ranks,
     )
     app = (
         cast(Any, Proxy)

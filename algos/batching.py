@@ -8,9 +8,11 @@ out: no trained token can see either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from algos import tree_attention
-from algos.logprobs import selected_logits
+from algos.logprobs import LOGIT_CHUNK, Scores, selected_logits, selected_scores
 from trees.linearise import Path
 from trees.packing import Pack, pack
 
+Answer = TypeVar("Answer")
 Layout = Literal["auto", "tree", "paths"]
 """``tree`` needs a model whose layers attend to their whole past; ``auto`` takes it where that saves enough."""
 _SAVES_ENOUGH = 2.0
@@ -46,8 +49,30 @@ class Sample:
     """int64 [N], the policy version that sampled each."""
     advantages: Tensor
     """float32 [N]."""
+    before: Tensor
+    """int64 [N], the trained token before each on its path, by its number among those of the episode; see ``Path``."""
     old: Tensor
-    """float32 [N], the trainer's log-probabilities before the step; NaN until they are computed."""
+    """float32 [N], the trainer's log-probabilities before the step; like all below NaN until they are computed."""
+    values: Tensor
+    """float32 [N], the critic's values before the step of what precedes each token."""
+    returns: Tensor
+    """float32 [N], what the critic is to learn."""
+    sequence: Tensor
+    """float32 [N], log of the ratio theta/old of the episode as a whole."""
+    normaliser: Tensor
+    """float64 [N], what each token's loss is divided by."""
+
+
+def column(samples: Sequence[Sample], name: str) -> Tensor:
+    """A per-token field of samples, one entry for each of their trained tokens, in order."""
+    return torch.cat([getattr(sample, name) for sample in samples])
+
+
+def with_columns(samples: Sequence[Sample], **columns: Tensor) -> list[Sample]:
+    """The samples with per-token fields replaced, each given for all their trained tokens in order."""
+    sizes = [len(sample.targets) for sample in samples]
+    parts = {name: values.split(sizes) for name, values in columns.items()}
+    return [replace(sample, **{name: part[i] for name, part in parts.items()}) for i, sample in enumerate(samples)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,22 +82,42 @@ class MicroBatch(ABC):
     samples: tuple[Sample, ...]
 
     @abstractmethod
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits [N, V] that predict the trained tokens, in the order of ``gather``."""
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
+        """``question(model, ids, select, **arguments)`` with what ``selected_logits`` takes.
+
+        ``select`` chooses the positions that predict the trained tokens, in the order of ``gather``.
+        """
+
+    def logprobs_and_entropies(
+        self, model: PreTrainedModel, logit_chunk: int = LOGIT_CHUNK, *, entropy_gradient: bool = False
+    ) -> Scores:
+        """Scores of the N trained tokens; see ``selected_scores``."""
+        question = partial(
+            selected_scores,
+            targets=self.gather("targets"),
+            temperature=self.gather("temperature"),
+            chunk=logit_chunk,
+            entropy_gradient=entropy_gradient,
+        )
+        return self.ask(model, question)
+
+    def values(self, critic: PreTrainedModel) -> Tensor:
+        """Values [N] of what precedes each trained token, by a model with a value head; see ``algos.critic``."""
+        return self.ask(critic, selected_logits)[:, 0]
 
     @property
     @abstractmethod
     def computed(self) -> int:
         """Tokens that the pass computes, padding included."""
 
+    @property
+    @abstractmethod
+    def pairs(self) -> int:
+        """Pairs of a token and one that it attends to, itself included."""
+
     def gather(self, name: str) -> Tensor:
         """A per-token field of the samples, one entry for each trained token of the micro-batch."""
-        return torch.cat([getattr(sample, name) for sample in self.samples])
-
-    def with_old(self, old: Tensor) -> list[Sample]:
-        """The samples with ``old`` [N of the micro-batch] filled in."""
-        parts = old.split([len(sample.targets) for sample in self.samples])
-        return [replace(sample, old=part) for sample, part in zip(self.samples, parts, strict=True)]
+        return column(self.samples, name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,15 +133,16 @@ class PaddedBatch(MicroBatch):
     def computed(self) -> int:
         return self.ids.numel()
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        def select(hidden: Tensor) -> Tensor:
-            return hidden[:, :-1][self.mask[:, 1:]]
+    @property
+    def pairs(self) -> int:
+        rows, width = self.ids.shape
+        return rows * width * (width + 1) // 2
 
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         # Causal attention keeps padding out of what stands before it, so no attention mask is needed.
-        if tree_attention.unfit(model):
-            return selected_logits(model, self.ids, select)
-        with tree_attention.use(model, tree_attention.CAUSAL):
-            return selected_logits(model, self.ids, select)
+        plain = tree_attention.unfit(model)
+        with nullcontext() if plain else tree_attention.use(model, tree_attention.CAUSAL):
+            return question(model, self.ids, lambda hidden: hidden[:, :-1][self.mask[:, 1:]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +156,11 @@ class TreeBatch(MicroBatch):
     def computed(self) -> int:
         return len(self.pack)
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
+    @property
+    def pairs(self) -> int:
+        return tree_attention.layout_of(self.pack).pairs
+
+    def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         device = self.samples[0].ids.device
         ids, positions = (
             torch.tensor(part, dtype=torch.int64, device=device)[None] for part in (self.pack.ids, self.pack.positions)
@@ -120,9 +170,7 @@ class TreeBatch(MicroBatch):
         index = torch.tensor(np.concatenate(predicting), dtype=torch.int64, device=device)
         layout = tree_attention.layout_of(self.pack)
         with tree_attention.use(model):
-            return selected_logits(
-                model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout
-            )
+            return question(model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout)
 
 
 def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | None:
@@ -145,6 +193,7 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
     ids = torch.tensor(path.ids[:end], dtype=torch.int64, device=device)
     mask = torch.tensor(path.loss_mask[:end], dtype=torch.bool, device=device)
     mu = torch.tensor(path.logprobs[trained], dtype=torch.float32, device=device)
+    unknown = torch.full_like(mu, torch.nan)
     return Sample(
         ids=ids,
         mask=mask,
@@ -153,7 +202,12 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
         temperature=torch.tensor(path.temperature[trained], dtype=torch.float32, device=device),
         versions=torch.tensor(path.versions[trained], dtype=torch.int64, device=device),
         advantages=advantage * torch.tensor(path.credit[trained], dtype=torch.float32, device=device),
-        old=torch.full_like(mu, torch.nan),
+        before=torch.tensor(path.before[trained], dtype=torch.int64, device=device),
+        old=unknown,
+        values=unknown,
+        returns=unknown,
+        sequence=unknown,
+        normaliser=unknown.double(),
     )
 
 

@@ -6,6 +6,9 @@ size in every direction; ``lr`` is that size, scaled by sqrt(max(1, rows / colum
 Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. The
 Newton-Schulz iteration runs in fp32 and over stacks of equally shaped matrices: on a CPU without
 bf16 units that is several times faster than ``torch.optim.Muon``.
+
+Parameters may be sharded: every rank then gathers the momentum's matrices, makes them orthogonal as a whole (which no
+shard can be alone), and keeps its shard of the result.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -61,10 +65,10 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     stacks[parameter.shape].append(parameter)
             for (rows, columns), alike in stacks.items():
-                updates = orthogonalize(torch.stack([self._momentum(p, group["momentum"]) for p in alike]))
+                updates = orthogonalize(torch.stack([_whole(self._momentum(p, group["momentum"])) for p in alike]))
                 size = group["lr"] * max(1.0, rows / columns) ** 0.5
                 for parameter, update in zip(alike, updates, strict=True):
-                    parameter.add_(update, alpha=-size)
+                    parameter.add_(_like(update, parameter), alpha=-size)
 
     def _momentum(self, parameter: torch.nn.Parameter, decay: float) -> torch.Tensor:
         grad = parameter.grad
@@ -74,3 +78,14 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].lerp_(grad, 1 - decay)
         return grad.lerp(state["momentum"], decay)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """``whole``, which every rank has, sharded as ``parameter``."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)

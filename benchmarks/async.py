@@ -248,7 +248,7 @@ class Bench:
         self.under_way.append(self.asked - self.ended)
         await self.engine.load_weights(version, self.run_dir / "weights" / f"v{version:08d}")
 
-    async def checkpoint(self, step: int) -> None:
+    async def checkpoint(self, step: int, score: float | None = None, wait: bool = False) -> None:
         """None is made: nothing here is gone back to."""
 
     async def statistics(self) -> dict[str, float]:

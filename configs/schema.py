@@ -290,6 +290,9 @@ class CheckpointConfig(Config):
 
     every: int = Field(5, ge=1, description="Steps between checkpoints; the last step always makes one.")
     keep: int = Field(3, ge=1, description="Newest checkpoints that stay on disk.")
+    keep_best: int = Field(
+        1, ge=0, description="Checkpoints of the highest greedy reward on held-out tasks that stay besides."
+    )
 
 
 class WandbConfig(Config):
@@ -364,10 +367,15 @@ class RunConfig(Config):
                 f"learner.aux_credit, trees.train_kinds: got {self.learner.aux_credit} and {self.trees.train_kinds}, "
                 "expected a rule of credit (outcome or scaled) where other kinds than main are trained, and none else"
             )
-        behind = self.checkpoint.every + self.async_.max_staleness
+        if self.learner.ranks > 1 and self.learner.device not in ("cpu", "cuda"):
+            raise ValueError(
+                f"learner.device: got {self.learner.device} with learner.ranks={self.learner.ranks}, expected cpu or "
+                "cuda: every rank is given a GPU of its own"
+            )
+        behind = 2 * self.checkpoint.every + self.async_.max_staleness
         if self.trees.keep_steps is not None and self.trees.keep_steps < behind:
             raise ValueError(
-                f"trees.keep_steps: got {self.trees.keep_steps}, expected at least checkpoint.every + "
+                f"trees.keep_steps: got {self.trees.keep_steps}, expected at least 2 * checkpoint.every + "
                 f"async.max_staleness = {behind}: a learner that restarts trains these steps again from their trees"
             )
         return self

@@ -6,6 +6,7 @@ leaves share enters the loss once, however many paths repeat it as context.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,9 @@ class Path:
     was greedy, since a greedy engine reports log-probabilities at temperature 1."""
     credit: np.ndarray
     """float32 [T]: the share of the episode's advantage that each token takes, 0 where it is not trained."""
+    before: np.ndarray
+    """int32 [T]: of a masked-in token the trained token before it on the path, which another path may train: its number
+    among the masked-in tokens of all paths in order; -1 for none, and where not masked in."""
     leaf: int
     """Node id of the leaf in the tree."""
 
@@ -52,6 +56,8 @@ def linearise(tree: Tree, aux_credit: AuxCredit = "outcome") -> list[Path]:
     share = credits_of(tree, aux_credit)
     paths = []
     taken: set[int] = set()
+    last: dict[int, int] = {}
+    count = 0
     for leaf in live_leaves(tree):
         nodes = tree.path(leaf.id)
         mine = {node.id for node in nodes if node.trained and node.id not in taken}
@@ -68,10 +74,26 @@ def linearise(tree: Tree, aux_credit: AuxCredit = "outcome") -> list[Path]:
                 credit=np.concatenate(
                     [np.full(len(node), share[node.id] if node.id in mine else 0, np.float32) for node in nodes]
                 ),
+                before=_before(nodes, mine, last, count),
                 leaf=leaf.id,
             )
         )
+        count += int(paths[-1].loss_mask.sum())
     return paths
+
+
+def _before(nodes: Sequence[Node], mine: set[int], last: dict[int, int], count: int) -> np.ndarray:
+    """``Path.before`` for a path after ``count`` masked-in tokens; ``last`` learns the last token of each node."""
+    parts, tail = [], -1
+    for node in nodes:
+        part = np.full(len(node), -1, np.int32)
+        if node.id in mine and len(node):
+            part[0], part[1:] = tail, np.arange(count, count + len(node) - 1)
+            count += len(node)
+            last[node.id] = count - 1
+        tail = last.get(node.id, tail)
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def _logprobs(node: Node) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch import nn
 
 from actors.engines.base import Generate, Generated, Sampler
 from algos.batching import Sample, sample_of
-from algos.step import with_old
+from algos.step import LossSettings, with_old
 from trees.linearise import Path
 
 
@@ -57,6 +57,7 @@ class Conversation:
             temperature=np.where(sampled, self.plan.temperature, 1.0).astype(np.float32),
             credit=np.array(sampled, np.float32),
             leaf=0,
+            before=np.full(len(ids), -1, np.int32),
         )
         sample = sample_of(path, 0.0)
         assert sample is not None
@@ -92,5 +93,6 @@ def trainer_logprobs(
     model: nn.Module, conversations: Sequence[Conversation], max_tokens: int = 16384
 ) -> list[torch.Tensor]:
     """``old`` as the learner computes it before a step, for each conversation float32 [N]."""
-    filled, *_ = with_old(model, [conversation.sample() for conversation in conversations], max_tokens)
+    settings = LossSettings(max_tokens=max_tokens)
+    filled, *_ = with_old(model, [conversation.sample() for conversation in conversations], settings)
     return [sample.old for sample in filled]

@@ -76,7 +76,7 @@ class Parts:
     async def update_engine(self, version):
         self.version = version
 
-    async def checkpoint(self, step):
+    async def checkpoint(self, step, score=None, wait=False):
         assert self.log.steps[-1]["step"] == step, "a checkpoint without the row of its step"
         self.checkpoints.append(step)
 

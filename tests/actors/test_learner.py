@@ -8,6 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines import weights
 from actors.learner import Learner
+from actors.trained_model import TrainedModel
 from configs.learner import LearnerConfig
 from trees import codec
 from trees.build import TreeBuilder
@@ -111,6 +112,12 @@ def give(learner, batch):
         learner.add(data)
 
 
+def saved(learner, run_dir, step):
+    """The folder of a checkpoint that is made now."""
+    assert learner.save(step) == step
+    return run_dir / "checkpoints" / f"step_{step:06d}"
+
+
 def published(run_dir):
     version, path = weights.latest(run_dir / "weights")
     return version, weights.read(path)
@@ -134,7 +141,7 @@ def test_what_is_rewarded_becomes_likelier(model_path, tmp_path):
         give(learner, batch)
         metrics = learner.train(step, groups)
         assert metrics["train/optimiser_steps"] == 2
-        source = learner.save(step + 1)
+        source = saved(learner, tmp_path, step + 1)
         chances.append(probability_of_good(source))
     assert chances[0] < 0.4
     assert chances[-1] > 0.7
@@ -367,10 +374,10 @@ def test_only_the_present_state_can_be_saved(model_path, tmp_path):
 
 
 def test_a_checkpoint_is_a_model_folder_of_its_own(model_path, tmp_path):
-    path = make(model_path, tmp_path).save(0)
+    path = saved(make(model_path, tmp_path), tmp_path, 0)
     assert (path / "tokenizer.json").read_text() == (model_path / "tokenizer.json").read_text()
     assert (path / "chat_template.jinja").exists()
-    other = make(path, tmp_path / "other").save(0)
+    other = saved(make(path, tmp_path / "other"), tmp_path / "other", 0)
     assert same(weights.read(model_path), weights.read(other))
     assert (other / "tokenizer.json").exists()
 
@@ -408,11 +415,11 @@ def test_a_step_that_was_broken_off_can_only_be_left_by_loading(model_path, tmp_
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_the_learning_rate_rises_and_then_falls_to_its_share(model_path, tmp_path, decay):
-    learner = make(model_path, tmp_path, total_steps=60, learning_rate=1.0, decay=decay)
-    rates = [learner.learning_rate(step) for step in range(60)]
+def test_the_learning_rate_rises_and_then_falls_to_its_share(model_path, decay):
+    model = TrainedModel(model_path, LearnerConfig(learning_rate=1.0, decay=decay), total_steps=60)
+    rates = [model.learning_rate(step) for step in range(60)]
     assert rates[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     assert rates[6] == pytest.approx(1)
     assert all(a >= b for a, b in itertools.pairwise(rates[6:]))
     assert rates[-1] == pytest.approx(0.3)
-    assert learner.learning_rate(1000) == pytest.approx(0.3)
+    assert model.learning_rate(1000) == pytest.approx(0.3)

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from reference import OracleEpisode, grpo_advantages
+from reference import OracleEpisode, baselines
 
 from algos.advantages import ESTIMATORS, dr_grpo, grpo, has_spread, rloo
+from trees.tree import NO_IDS, Node, Tree
 
 
 def test_an_episode_counts_once_however_many_leaves_it_has():
@@ -13,14 +14,15 @@ def test_an_episode_counts_once_however_many_leaves_it_has():
     torch.testing.assert_close(grpo(rewards, groups), (rewards - 0.25) / (3**0.5 / 4))
 
 
-def test_grpo_equals_the_reference_on_interleaved_groups_of_unequal_size():
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_estimators_equal_the_reference_on_interleaved_groups_of_unequal_size(estimator):
     generator = torch.Generator().manual_seed(1)
     rewards = torch.rand(23, dtype=torch.float64, generator=generator)
     groups = torch.randint(0, 4, (23,), generator=generator)
-    oracle = grpo_advantages(
-        [OracleEpisode(str(g), r, []) for g, r in zip(groups.tolist(), rewards.tolist(), strict=True)]
-    )
-    torch.testing.assert_close(grpo(rewards, groups), torch.tensor(oracle, dtype=torch.float64))
+    nothing = Tree((Node(0, -1, NO_IDS),))
+    episodes = [OracleEpisode(str(g), r, nothing) for g, r in zip(groups.tolist(), rewards.tolist(), strict=True)]
+    expected = torch.tensor(baselines(episodes, estimator), dtype=torch.float64)
+    torch.testing.assert_close(ESTIMATORS[estimator](rewards, groups), expected)
 
 
 def test_rloo_compares_with_the_mean_of_the_others():
