@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, Qwen3MoeConfig
 from tree_sessions import KINDS, grow, path_of, relaxed, sessions
 
-from algos.tree_attention import layout_of, use
+from algos.path_attention import layout_of
+from algos.tree_attention import use
 from trees.filters import apply
 from trees.linearise import linearise
 from trees.packing import pack
@@ -89,7 +90,7 @@ def test_the_cost_is_that_of_the_mask(sessions_, max_tokens):
     for packed in packs_of(sessions_, max_tokens):
         layout = layout_of(packed)
         assert layout.pairs == int(packed.mask().sum())
-        assert [run.end for run in layout.runs[:-1]] == [run.start for run in layout.runs[1:]]
+        assert [block.end for block in layout.blocks[:-1]] == [block.start for block in layout.blocks[1:]]
 
 
 def test_a_model_that_forgets_is_refused():
