@@ -28,9 +28,8 @@ def block_mask(pack: Pack, device: torch.device) -> BlockMask:
     reach[:n] = pack.reach
     farthest, nearest = (bound(reach.reshape(blocks, BLOCK), axis=1) for bound in (np.max, np.min))
     first = np.arange(blocks) * BLOCK
-    after = np.minimum(first + BLOCK, n)
     below = np.tri(blocks, k=-1, dtype=bool)
-    whole = below & (nearest[None, :] >= after[:, None])
+    whole = below & (nearest[None, :] >= first[:, None] + BLOCK)
     some = below & (farthest[None, :] > first[:, None]) & ~whole | np.eye(blocks, dtype=bool)
     on_device = torch.tensor(reach, device=device)
 

@@ -20,6 +20,8 @@ from algos.path_attention import Layout
 from trees.packing import Pack
 
 TREE, CAUSAL = "reins_tree", "reins_causal"
+_CHANGES = ("attention_mask", "dropout", "sliding_window", "softcap", "s_aux", "position_bias")
+"""What a layer may ask of an attention that changes its result."""
 
 
 def layout_of(pack: Pack, device: torch.device) -> Layout | BlockMask:
@@ -53,13 +55,22 @@ def refuse(model: PreTrainedModel) -> None:
 
 
 def unfit(model: PreTrainedModel) -> str:
-    """Why a model cannot compute trees: a layer looks at a window or keeps a running state; empty where it can."""
-    config = model.config
-    if not getattr(model, "_supports_attention_backend", False):
-        return "an attention that cannot be replaced"
+    """Why a model cannot compute trees: a layer looks at a window, bounds its scores or keeps a running state.
+
+    Empty where it can.
+    """
+    config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return "" if kinds == {"full_attention"} and window is None else f"layers {sorted(kinds)}, sliding window {window}"
+    if getattr(model, "_is_stateful", False):
+        return f"layers with a running state ({', '.join(sorted(kinds - {'full_attention'})) or 'recurrent'})"
+    if kinds != {"full_attention"} or window is not None:
+        return f"layers {sorted(kinds)}, sliding window {window}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"attention with bounded scores (attn_logit_softcapping {config.attn_logit_softcapping})"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "an attention that cannot be replaced"
+    return ""
 
 
 def tree_attention(
@@ -72,12 +83,11 @@ def tree_attention(
     tree_layout: Layout | BlockMask,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [1, H, N, D], key and value [1, G, N, D], H a multiple of G; out [1, N, H, D]."""
-    assert attention_mask is None
+    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
     assert query.shape[0] == 1
-    assert not dropout
     if isinstance(tree_layout, BlockMask):
         out = flex_trees.attend(query, key, value, tree_layout, scaling)
     else:
@@ -94,12 +104,21 @@ def causal_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [B, H, T, D], key and value [B, G, T, D]; out [B, T, H, D]."""
-    assert attention_mask is None
-    assert not dropout
+    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
     return path_attention.attend_causally(query, key, value, scaling).transpose(1, 2).contiguous(), None
+
+
+def _refuse_changes(**arguments: Any) -> None:
+    """Raise ``ValueError`` when a layer asks for what would be left out in silence."""
+    asked = [name for name in _CHANGES if arguments.get(name) is not None]
+    if asked:
+        raise ValueError(
+            f"got an attention layer with {', '.join(asked)}, expected plain attention: train this model with "
+            "learner.layout=paths"
+        )
 
 
 AttentionInterface.register(TREE, tree_attention)
