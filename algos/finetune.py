@@ -106,7 +106,7 @@ class FineTuning:
             group["lr"] = rate
         samples = [sample for place in self._steps[self.done] for sample in self._training[place].samples]
         sums = accumulate(self._model, samples, config.max_tokens_per_microbatch, self._layout)
-        norm = apply(self._optimizer, self._model.parameters(), sums.loss, config.grad_clip)
+        norm = apply([self._optimizer], self._model.parameters(), sums.loss, config.grad_clip)
         self.done += 1
         row: Row = {
             "step": self.done,

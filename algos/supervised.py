@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from algos.batching import Layout, Sample, micro_batches, sample_of
-from algos.logprobs import token_logprobs
 from trees.linearise import Path, linearise
 from trees.tree import Tree
 
@@ -69,8 +68,7 @@ def accumulate(model: PreTrainedModel, samples: Sequence[Sample], max_tokens: in
     tokens = sum(len(sample.targets) for sample in samples)
     total, computed = 0.0, 0
     for batch in micro_batches(samples, max_tokens, layout):
-        chosen = token_logprobs(batch.logits(model), batch.gather("targets"), batch.gather("temperature"))
-        loss = -chosen.sum() / tokens
+        loss = -batch.logprobs_and_entropies(model).logprobs.sum() / tokens
         if loss.requires_grad:
             loss.backward()
         total += loss.item()
