@@ -94,7 +94,10 @@ class Coordinator:
         train_tasks: Sequence[Task],
         eval_sets: Mapping[str, Sequence[Task]],
         start: int = 0,
+        finished: Mapping[str, Finished] | None = None,
     ) -> None:
+        """``finished``: episodes by id that had ended and are in the log already; they are trained, not run."""
+        self._finished = finished or {}
         self._config = config
         self._parts = parts
         self._log = log
@@ -105,14 +108,7 @@ class Coordinator:
         capacity = config.sandbox.actors * config.sandbox.concurrency
         self._slots = asyncio.Semaphore(capacity)
         self._eval_slots = asyncio.Semaphore(capacity)
-        self._schedule = Schedule(
-            train_tasks,
-            harnesses=list(config.harnesses),
-            groups=config.rollout.groups,
-            group_size=config.rollout.group_size,
-            temperature=config.rollout.temperature,
-            seed=config.seed,
-        )
+        self._schedule = schedule_of(config, train_tasks)
         self._collected: dict[int, asyncio.Queue[Finished | Exception]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -186,6 +182,9 @@ class Coordinator:
                     await self._newer.wait()
             queue = self._collected.setdefault(step, asyncio.Queue())
             for spec in self._schedule.step(step):
+                if spec.id in self._finished:
+                    queue.put_nowait(self._finished[spec.id])
+                    continue
                 await self._slots.acquire()
                 task = asyncio.create_task(self._deliver(spec, queue))
                 self._running.add(task)
@@ -259,6 +258,18 @@ class Coordinator:
         return evaluation_means(finished) | {"seconds/eval": time.monotonic() - began}
 
 
+def schedule_of(config: RunConfig, tasks: Sequence[Task]) -> Schedule:
+    """The training episodes of a run."""
+    return Schedule(
+        tasks,
+        harnesses=list(config.harnesses),
+        groups=config.rollout.groups,
+        group_size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+    )
+
+
 async def gather_or_cancel(coroutines: Sequence[Any]) -> list[Any]:
     """Like ``asyncio.gather``; when one fails the others are cancelled and awaited before its error is raised."""
     tasks = [asyncio.create_task(c) for c in coroutines]
@@ -316,6 +327,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "flags": list(outcome.flags),
         "mcp": list(outcome.mcp),
         "log": outcome.log[-_LOG_CHARACTERS:],
+        "report": tree if spec.split == "train" else None,
     }
 
 

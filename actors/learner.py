@@ -109,6 +109,7 @@ class Learner:
         self._published: int | None = None
         self._last: tuple[int, dict[str, float]] | None = None
         self._whole = True
+        self._used = False
         self._policy = TrainedModel(self._source, settings, total_steps, ranks=ranks)
         self._loss = loss_settings(settings, self._policy.layout)
         self._critic = critic_of(self._source, settings, total_steps, self._policy, self._loss, ranks)
@@ -156,6 +157,7 @@ class Learner:
                 f"got step {step} with policy version {self._version}, expected them equal: load a "
                 "checkpoint at or before the step and train the steps between again"
             )
+        self._used = True
         began = time.perf_counter()
         episodes, truncated = self._kept(step, groups)
         samples, metrics = self._samples(episodes)
@@ -239,9 +241,11 @@ class Learner:
         # One rank looks: what it finds may be gone when the next one looks.
         mine = checkpoints.find(self._run_dir / "checkpoints", step) if self._ranks.rank == 0 else None
         found = self._ranks.exchange(mine)[0]
-        self._policy.open(self._source)
-        if self._critic:
-            self._critic.open(self._source)
+        if self._used:
+            self._policy.open(self._source)
+            if self._critic:
+                self._critic.open(self._source)
+        self._used = True
         self._version = 0
         if found:
             self._version, path = found

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    _CHECKPOINT_PREFIX,
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
@@ -79,6 +80,17 @@ def merged(weights: Mapping[str, Tensor], lora: LoraSettings | None) -> dict[str
             found[f"{layer}.weight"] = tensor + lora.alpha / lora.rank * (up @ down)
         elif ".lora_" not in name:
             found[name.replace(".base_layer.", ".")] = tensor
+    return found
+
+
+def further_names(model: nn.Module) -> set[str]:
+    """Names in ``state_dict`` of parameters that have another one before it, such as a head tied to the embedding."""
+    seen: set[int] = set()
+    found = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            found.add(name.replace(_CHECKPOINT_PREFIX, ""))
+        seen.add(id(parameter))
     return found
 
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from actors.sharding import matrices, merged, prepare
+from actors.sharding import further_names, matrices, merged, prepare
 from algos.batching import layout_for
 from algos.muon import Muon
 from algos.ranks import ALONE, Ranks
@@ -91,7 +91,10 @@ class TrainedModel:
         whole = get_model_state_dict(self.model, options=_WHOLE) if sharded else self.model.state_dict()
         if self._ranks.rank:
             return {}
-        return _as(merged(whole, self._settings.lora), self._settings.dtype)
+        # Gathered, a tensor of several names is several tensors.
+        further = further_names(self.model) if sharded else set()
+        alone = {name: tensor for name, tensor in whole.items() if name not in further}
+        return _as(merged(alone, self._settings.lora), self._settings.dtype)
 
     @property
     def stepped(self) -> bool:

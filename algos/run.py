@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             _print(console, plan(config, backend, folder, args.resume))
             return 0
-        if args.resume and _trained(folder) >= config.steps:
+        # The last row is written before the last checkpoint.
+        if args.resume and min(_trained(folder), _last_checkpoint(folder)) >= config.steps:
             _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
         if backend == "process":
@@ -140,9 +141,10 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
     _print(console, f"run folder {folder}")
     with LiveDisplay(config.steps, f"Reins  {folder.name}", console) as display:
         try:
+            alike = resume and _same_episodes(folder, config)
             sets = _tasks(config, folder, display)
             model = _policy(config, display)
-            asyncio.run(_interruptible(_run(config, folder, sets, model, resume, display)))
+            asyncio.run(_interruptible(_run(config, folder, sets, model, resume, alike, display)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted = True
         except (RunError, ConfigError) as error:
@@ -243,6 +245,13 @@ def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
     return sets
 
 
+def _same_episodes(folder: Path, config: RunConfig) -> bool:
+    """Whether the settings that a run had make the same episodes as these."""
+    others = {"name", "dir", "steps", "learner", "eval", "checkpoint", "wandb"}
+    before = load(folder / "config.yaml", [])
+    return before.model_dump(exclude=others) == config.model_dump(exclude=others)
+
+
 def _write_settings(config: RunConfig, folder: Path, display: Any) -> None:
     """Keep the settings with the run; those that an earlier part of it had are kept beside them."""
     path = folder / "config.yaml"
@@ -254,22 +263,29 @@ def _write_settings(config: RunConfig, folder: Path, display: Any) -> None:
     path.write_text(new, encoding="utf-8")
 
 
-async def _run(config: RunConfig, folder: Path, sets: Any, model: Path, resume: bool, display: Any) -> None:
+async def _run(
+    config: RunConfig, folder: Path, sets: Any, model: Path, resume: bool, alike: bool, display: Any
+) -> None:
+    """``alike``: episodes that ended before the resume are still what the settings ask for."""
     from actors.cluster import PartLostError
     from actors.coordinator import Coordinator, NothingWorksError
+    from actors.resume import taken_over
     from actors.start import StartError, started
-    from algos.runlog import RunLog, rewind
+    from algos.runlog import RunLog, read_jsonl, rewind
 
     start = _last_checkpoint(folder) if resume else 0
+    finished: dict[str, Any] = {}
     if resume:
-        # Without a checkpoint everything happens again, the evaluation before the first step included.
-        rewind(folder, start or -1)
-        display.say(f"going on after step {start}")
+        if alike:
+            finished = taken_over(read_jsonl(folder / "episodes.jsonl"), config, sets.train, folder, start)
+        # Without a checkpoint the evaluation before the first step happens again.
+        rewind(folder, start or -1, finished)
+        display.say(f"going on after step {start}, with {len(finished)} episodes that had ended")
     display.note("starting Ray, the proxy and the engine")
     log = RunLog(folder, config, display)
     try:
         async with started(config, folder, model) as cluster:
-            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start).run()
+            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished).run()
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
     finally:

@@ -1,7 +1,7 @@
 """The run folder's rows: ``metrics.jsonl`` and ``episodes.jsonl``, the terminal, and Weights & Biases.
 
 Invariant: a line is written whole and flushed before the next step begins; after ``rewind(n)`` the files hold
-exactly what a run of ``n`` steps would have written.
+exactly what a run of ``n`` steps would have written, and the episodes of later steps that are named.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,11 +67,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def rewind(folder: Path, steps: int) -> None:
-    """Keep the rows of the first ``steps`` steps: a resumed run writes the later ones again."""
+def rewind(folder: Path, steps: int, episodes: Collection[str] = ()) -> None:
+    """Keep the rows of the first ``steps`` steps, and of these ``episodes``, by id, of later ones.
+
+    A resumed run writes all others again.
+    """
     metrics = [row for row in read_jsonl(folder / "metrics.jsonl") if row["step"] <= steps]
-    episodes = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps)]
-    for name, rows in (("metrics.jsonl", metrics), ("episodes.jsonl", episodes)):
+    ended = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps) or row["id"] in episodes]
+    for name, rows in (("metrics.jsonl", metrics), ("episodes.jsonl", ended)):
         partial = folder / f".{name}.partial"
         partial.write_text("".join(_line(row) for row in rows), encoding="utf-8")
         partial.replace(folder / name)

@@ -1,88 +1,135 @@
+import logging
+import shutil
+
 import pytest
 import torch
-from torch import nn
+from test_learner import give, make, model_path, published, rollouts, same  # noqa: F401
+from transformers import AutoModelForCausalLM
 
 from actors import checkpoints
+from actors.checkpoints import surplus
+from actors.learner import Learner
+from algos import export
+from configs.learner import LearnerConfig
 
 
-class Model(nn.Linear):
-    """What ``save`` asks of a model."""
-
-    def save_pretrained(self, path):
-        path.mkdir()
-        torch.save(self.state_dict(), path / "model.safetensors")
-        (path / "config.json").write_text("the model's own")
+@pytest.fixture(scope="module")
+def trained(model_path, tmp_path_factory):  # noqa: F811
+    """The run of a learner with checkpoints after steps 1 to 3, and what it had published by then."""
+    run_dir = tmp_path_factory.mktemp("trained")
+    learner = make(model_path, run_dir, keep=9)
+    history = [None]
+    for step in range(3):
+        batch, groups = rollouts(model_path, step, version=0, size=3)
+        give(learner, batch)
+        learner.train(step, groups)
+        learner.save(step + 1, score=[0.2, 0.9, 0.5][step], wait=False)
+        history.append(published(run_dir)[1])
+    learner._checkpoints.finish()
+    return run_dir, history
 
 
 @pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "source"
-    path.mkdir()
-    for name in (
-        "tokenizer.json",
-        "merges.txt",
-        "config.json",
-        "model.safetensors.index.json",
-        "old.safetensors",
-    ):
-        (path / name).write_text("the source's")
-    return path
+def run(trained, tmp_path):
+    """A copy of it to do harm to."""
+    shutil.copytree(trained[0], tmp_path / "run", symlinks=True)
+    return tmp_path / "run", trained[1]
 
 
-def save(folder, step, source, keep=3):
-    return checkpoints.save(folder, step, Model(2, 2), {"steps": step, "x": torch.ones(2)}, source, keep)
+def folder_of(run_dir, step):
+    return run_dir / "checkpoints" / f"step_{step:06d}"
 
 
-def test_what_was_saved_is_read_back(tmp_path, source):
-    path = save(tmp_path / "c", 12, source)
-    assert path.name == "step_000012"
-    state = checkpoints.read_trainer(path)
-    assert state["steps"] == 12
-    assert state["x"].tolist() == [1, 1]
+def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(run, model_path):  # noqa: F811
+    run_dir, history = run
+    for step in (1, 2, 3):
+        again = make(model_path, run_dir)
+        assert again.load(step) == step
+        assert same(published(run_dir)[1], history[step])
 
 
-def test_tokenizer_files_come_along_and_weights_of_the_source_do_not(tmp_path, source):
-    path = save(tmp_path / "c", 1, source)
-    names = {file.name for file in path.iterdir()}
-    assert names == {"tokenizer.json", "merges.txt", "config.json", "model.safetensors", "trainer.pt"}
-    assert (path / "config.json").read_text() == "the model's own"
+@pytest.mark.parametrize("name", ["__0_0.distcp", "model.safetensors", "trainer.pt", "weights.manifest", ".metadata"])
+@pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
+def test_a_damaged_checkpoint_makes_way_for_the_one_before(run, name, harm, caplog):
+    run_dir, _ = run
+    file = folder_of(run_dir, 3) / name
+    data = file.read_bytes()
+    file.unlink()
+    if harm == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    elif harm == "changed":
+        file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.find(run_dir / "checkpoints") == (2, folder_of(run_dir, 2))
+    assert "step_000003 is damaged" in caplog.text
+    with pytest.raises(ValueError, match="damaged"):
+        checkpoints.find(run_dir / "checkpoints", 3)
 
 
-def test_the_newest_stay(tmp_path, source):
-    for step in (5, 10, 15, 20):
-        save(tmp_path / "c", step, source, keep=2)
-    assert [step for step, _ in checkpoints.complete(tmp_path / "c")] == [15, 20]
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["step_000015", "step_000020"]
+def test_what_a_killed_writer_left_is_never_read_and_is_cleared(run, model_path):  # noqa: F811
+    run_dir, _ = run
+    shutil.copytree(folder_of(run_dir, 3), run_dir / "checkpoints" / ".step_000004.partial")
+    assert checkpoints.find(run_dir / "checkpoints")[0] == 3
+    learner = make(model_path, run_dir, keep=9)
+    learner.load()
+    learner.save(3)
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
+        f"step_{step:06d}" for step in (1, 2, 3)
+    ]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path, source):
-    first = save(tmp_path / "c", 5, source)
-    (first / "mark").write_text("")
-    assert not (save(tmp_path / "c", 5, source) / "mark").exists()
+def test_the_newest_and_the_best_stay(model_path, tmp_path):  # noqa: F811
+    learner = Learner(model_path, tmp_path, LearnerConfig(), total_steps=4, keep=1, keep_best=1)
+    for step, score in enumerate([0.5, 0.9, None, 0.7]):
+        learner.train(step, {})
+        learner.save(step + 1, score=score)
+    assert [step for step, _ in checkpoints.complete(tmp_path / "checkpoints")] == [2, 4]
 
 
-def test_what_a_killed_process_left_is_never_taken_and_is_cleared(tmp_path, source):
-    folder = tmp_path / "c"
-    save(folder, 5, source)
-    for name in (".step_000010.partial", ".step_000009.removed"):
-        (folder / name).mkdir()
-        (folder / name / "model.safetensors").write_text("half")
-    (folder / "step_000011.copy").mkdir()
-    assert checkpoints.find(folder) == (5, folder / "step_000005")
-    save(folder, 10, source)
-    assert not list(folder.glob(".*"))
-    assert checkpoints.find(folder) == (10, folder / "step_000010")
+@pytest.mark.parametrize(
+    ("scores", "keep", "keep_best", "gone"),
+    [
+        ([1, 2, 3, 4], 2, 0, [0, 1]),
+        ([4, 3, 2, 1], 1, 1, [1, 2]),
+        ([4, 4, 2, 1], 1, 1, [0, 2]),
+        ([None, None, None], 1, 2, [0, 1]),
+        ([1, 9, 8, 0], 1, 2, [0]),
+        ([1, 2], 5, 1, []),
+    ],
+)
+def test_which_checkpoints_go(tmp_path, scores, keep, keep_best, gone):
+    there = [(i, tmp_path / str(i)) for i in range(len(scores))]
+    found = surplus(there, keep, keep_best, lambda path: scores[int(path.name)])
+    assert found == [tmp_path / str(i) for i in gone]
 
 
-def test_steps_beyond_six_digits_sort_by_number(tmp_path, source):
-    save(tmp_path / "c", 999_999, source)
-    save(tmp_path / "c", 1_000_000, source)
-    assert checkpoints.find(tmp_path / "c")[0] == 1_000_000
+def test_weights_take_no_room_twice(trained):
+    run_dir, _ = trained
+    assert (folder_of(run_dir, 3) / "model.safetensors").stat().st_nlink == 2
 
 
-def test_a_named_step_must_exist(tmp_path, source):
-    assert checkpoints.find(tmp_path / "nowhere") is None
-    save(tmp_path / "c", 5, source)
-    assert checkpoints.find(tmp_path / "c", 5) == (5, tmp_path / "c" / "step_000005")
-    with pytest.raises(FileNotFoundError, match=r"got step 6, expected one with a checkpoint in .*: \[5\]"):
-        checkpoints.find(tmp_path / "c", 6)
+@pytest.mark.parametrize(("arguments", "step"), [((), 3), (("--best",), 2), (("--step", "1"), 1)])
+def test_an_export_is_a_model_and_nothing_else(run, arguments, step, capsys):
+    run_dir, history = run
+    out = run_dir / "out"
+    assert export.main([str(run_dir), str(out), *arguments]) == 0
+    assert f"step_{step:06d}" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in history[step].items())
+    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert not [path for path in out.iterdir() if path.suffix in {".distcp", ".pt", ".manifest"}]
+    assert export.main([str(run_dir), str(out)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_an_export_may_change_the_number_format(run):
+    run_dir, history = run
+    assert export.main([str(folder_of(run_dir, 2)), str(run_dir / "out"), "--dtype", "bfloat16"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "out").state_dict()
+    assert all(torch.equal(model[name], tensor.bfloat16()) for name, tensor in history[2].items())
+
+
+def test_an_export_of_nothing_says_so(tmp_path, capsys):
+    assert export.main([str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "expected a run folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

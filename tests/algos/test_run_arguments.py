@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from actors.engines.published import seal
 from algos import run
 from configs.loader import dump, load
 
@@ -49,6 +50,9 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, capsys):
     text = dump(load(None, ["steps=2"]))
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
+    checkpoint = tmp_path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    seal(checkpoint, 2)
     assert run.main(["--resume", str(tmp_path), "learner.learning_rate=1"]) == 0
     assert "has all of its 2 steps" in capsys.readouterr().out
     assert (tmp_path / "config.yaml").read_text() == text

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 from live import statuses_add_up
 
+from actors.checkpoints import find
+
 pytestmark = pytest.mark.harness
 
 SMALL = (
@@ -67,6 +69,41 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_same_schedule(launch,
     assert len(counts) == 6 * 16
     assert set(counts.values()) == {1}
     run.until_gone(started, 120)
+
+
+@pytest.mark.timeout(600)
+def test_when_one_rank_of_the_learner_dies_all_come_back_together(launch, untrained):
+    run = launch(f"model.path={untrained}", "steps=6", "learner.ranks=2", "checkpoint.every=2", *SMALL[:4], *SMALL[5:])
+    run.reach(3, 240)
+    ranks = run.find("ray::LearnerRank")
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    assert run.wait(240) == 0, run.tail()
+    rows, episodes = run.rows("metrics.jsonl"), run.rows("episodes.jsonl")
+    assert [row["policy_version"] for row in rows] == list(range(7))
+    statuses_add_up(rows, episodes)
+    assert rows[-1]["deaths/learner"] >= 1
+    run.until_gone(ranks, 30)
+    assert find(run.run_folder() / "checkpoints")[0] == 6
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_takes_over_the_episodes_that_had_ended(launch, untrained):
+    run = launch(f"model.path={untrained}", "steps=5", "checkpoint.every=2", *SMALL[:4], *SMALL[5:])
+    run.reach(3, 240)
+    parts = [pid for title in PARTS for pid in run.find(title)]
+    run.process.kill()
+    run.process.wait()
+    run.until_gone(parts, 60)
+    before = {e["id"]: e for e in run.rows("episodes.jsonl") if e["split"] == "train"}
+    again = launch("--resume", str(run.run_folder()))
+    assert again.wait(240) == 0, again.tail()
+    after = [e for e in again.rows("episodes.jsonl") if e["split"] == "train"]
+    assert len(after) == len({e["id"] for e in after}) == 5 * 16
+    kept = [e for e in after if e["id"] in before]
+    assert sum(e["step"] >= 2 for e in kept) >= 16
+    assert all(e == before[e["id"]] for e in kept)
+    statuses_add_up(again.rows("metrics.jsonl"), after)
 
 
 @pytest.mark.timeout(300)
