@@ -173,7 +173,7 @@ class _Merged(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, layout, scaling, masks):  # type: ignore[no-untyped-def]
+    def forward(ctx, query, key, value, layout, scaling, masks):
         out = torch.empty_like(query)
         lse = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for block, mask in zip(layout.blocks, masks, strict=True):
@@ -190,7 +190,7 @@ class _Merged(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         query, key, value, out, lse = ctx.saved_tensors
         layout, scaling, masks = ctx.rest
         grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
