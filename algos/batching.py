@@ -168,7 +168,7 @@ class TreeBatch(MicroBatch):
         trained = [sample.mask.nonzero()[:, 0].cpu().numpy() for sample in self.samples]
         predicting = [places[at - 1] for places, at in zip(self.pack.places, trained, strict=True)]
         index = torch.tensor(np.concatenate(predicting), dtype=torch.int64, device=device)
-        layout = tree_attention.layout_of(self.pack)
+        layout = tree_attention.layout_of(self.pack, device)
         with tree_attention.use(model):
             return question(model, ids, lambda hidden: hidden[0, index], position_ids=positions, tree_layout=layout)
 

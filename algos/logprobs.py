@@ -161,10 +161,10 @@ def _head_replaced(model: nn.Module, by: Callable[[Callable[[Tensor], Tensor], T
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     own = vars(head).get("forward")
     forward = head.forward
-    head.forward = lambda hidden: by(forward, hidden)  # type: ignore[method-assign]
+    head.forward = lambda hidden: by(forward, hidden)
     try:
         yield
     finally:
         del head.forward
         if own is not None:
-            head.forward = own  # type: ignore[method-assign]
+            head.forward = own

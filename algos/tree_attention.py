@@ -1,73 +1,32 @@
-"""Attention over a packed tree: every token attends to the tokens on its own path, and is computed once.
+"""Models of Transformers that compute trees: every token attends to the tokens on its own path, and is computed once.
 
-The layout is that of ``trees.packing``: depth-first order, so that what a run of tokens may see is its ancestors,
-whole, and itself, causally. Cost: the sum over runs of own length times path length, where paths one by one would
-cost the sum over paths of their length squared.
-
-This is the exact form for any device. ``use`` makes a Transformers model compute with it, or, for rows of whole
-sequences, with plain causal attention whose gradient is fast on a CPU too.
+``use`` makes a model compute with it, or, for rows of whole sequences, with plain causal attention whose gradient is
+fast on a CPU too. On CUDA a tree is FlexAttention with the tree's block mask, elsewhere ``path_attention``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, PreTrainedModel
 
+from algos import flex_trees, path_attention
+from algos.path_attention import Layout
 from trees.packing import Pack
 
 TREE, CAUSAL = "reins_tree", "reins_causal"
+_CHANGES = ("attention_mask", "dropout", "sliding_window", "softcap", "s_aux", "position_bias")
+"""What a layer may ask of an attention that changes its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens ``[start, end)`` without a fork among them, and the spans of what lies above them on their path."""
-
-    start: int
-    end: int
-    above: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The runs of a pack in order; neighbours among ``above`` are joined, so a first child copies nothing."""
-
-    runs: tuple[Run, ...]
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of a token and one that it sees: what attention costs."""
-        return sum(_pairs(run.end - run.start, _length(run.above)) for run in self.runs)
-
-
-def layout_of(pack: Pack) -> Layout:
-    """The runs of a pack: cut where a token does not follow its neighbour, and where its subtree is another."""
-    n = len(pack)
-    index = np.arange(n)
-    cuts = np.flatnonzero(
-        (pack.before != index - 1) | np.append(True, pack.reach[1:] != pack.reach[:-1]) | (index == 0)
-    )
-    starts, ends = cuts, np.append(cuts[1:], n)
-    above: dict[int, tuple[tuple[int, int], ...]] = {}
-    last: dict[int, int] = {int(end) - 1: int(start) for start, end in zip(starts, ends, strict=True)}
-    runs = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        before = int(pack.before[start])
-        if before < 0:
-            spans: tuple[tuple[int, int], ...] = ()
-        else:
-            parent = last[before]
-            spans = _with(above[parent], (parent, before + 1))
-        above[start] = spans
-        runs.append(Run(start, end, spans))
-    return Layout(tuple(runs))
+def layout_of(pack: Pack, device: torch.device) -> Layout | BlockMask:
+    """What a model on ``device`` is given as ``tree_layout``."""
+    return flex_trees.block_mask(pack, device) if device.type == "cuda" else path_attention.layout_of(pack)
 
 
 @contextmanager
@@ -96,13 +55,22 @@ def refuse(model: PreTrainedModel) -> None:
 
 
 def unfit(model: PreTrainedModel) -> str:
-    """Why a model cannot compute trees: a layer looks at a window or keeps a running state; empty where it can."""
-    config = model.config
-    if not getattr(model, "_supports_attention_backend", False):
-        return "an attention that cannot be replaced"
+    """Why a model cannot compute trees: a layer looks at a window, bounds its scores or keeps a running state.
+
+    Empty where it can.
+    """
+    config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return "" if kinds == {"full_attention"} and window is None else f"layers {sorted(kinds)}, sliding window {window}"
+    if getattr(model, "_is_stateful", False):
+        return f"layers with a running state ({', '.join(sorted(kinds - {'full_attention'})) or 'recurrent'})"
+    if kinds != {"full_attention"} or window is not None:
+        return f"layers {sorted(kinds)}, sliding window {window}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"attention with bounded scores (attn_logit_softcapping {config.attn_logit_softcapping})"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "an attention that cannot be replaced"
+    return ""
 
 
 def tree_attention(
@@ -112,29 +80,19 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree_layout: Layout,
+    tree_layout: Layout | BlockMask,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [1, H, N, D], key and value [1, G, N, D], H a multiple of G; out [1, N, H, D]."""
-    assert attention_mask is None
+    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
     assert query.shape[0] == 1
-    assert not dropout
-    parts = []
-    for run in tree_layout.runs:
-        spans = _with(run.above, (run.start, run.end))
-        seen_key, seen_value = (_taken(tensor, spans) for tensor in (key, value))
-        parts.append(
-            _attend(
-                query[:, :, run.start : run.end],
-                seen_key,
-                seen_value,
-                _visible(run.end - run.start, seen_key.shape[2], query.device),
-                scaling,
-            )
-        )
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+    if isinstance(tree_layout, BlockMask):
+        out = flex_trees.attend(query, key, value, tree_layout, scaling)
+    else:
+        out = path_attention.attend(query, key, value, tree_layout, scaling)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def causal_attention(
@@ -146,55 +104,21 @@ def causal_attention(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [B, H, T, D], key and value [B, G, T, D]; out [B, T, H, D]."""
-    assert attention_mask is None
-    assert not dropout
-    return _attend(query, key, value, None, scaling).transpose(1, 2).contiguous(), None
+    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
+    return path_attention.attend_causally(query, key, value, scaling).transpose(1, 2).contiguous(), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """``mask`` bool [T, S]; None: causal."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.device.type == "cpu" and query.requires_grad:
-        # On a CPU the gradient of grouped queries falls back to the full matrix of scores: ten times slower.
-        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-
-
-def _taken(tensor: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
-    pieces = [tensor[:, :, start:end] for start, end in spans]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-
-
-def _visible(own: int, seen: int, device: torch.device) -> Tensor | None:
-    """Which are seen, bool [own, seen]: what lies above, and the run up to the token; None where nothing is above."""
-    if own == seen:
-        return None
-    return torch.ones(own, seen, dtype=torch.bool, device=device).tril(seen - own)
-
-
-def _with(spans: tuple[tuple[int, int], ...], span: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    if spans and spans[-1][1] == span[0]:
-        return (*spans[:-1], (spans[-1][0], span[1]))
-    return (*spans, span)
-
-
-def _pairs(own: int, above: int) -> int:
-    return own * above + own * (own + 1) // 2
-
-
-def _length(spans: tuple[tuple[int, int], ...]) -> int:
-    return sum(end - start for start, end in spans)
+def _refuse_changes(**arguments: Any) -> None:
+    """Raise ``ValueError`` when a layer asks for what would be left out in silence."""
+    asked = [name for name in _CHANGES if arguments.get(name) is not None]
+    if asked:
+        raise ValueError(
+            f"got an attention layer with {', '.join(asked)}, expected plain attention: train this model with "
+            "learner.layout=paths"
+        )
 
 
 AttentionInterface.register(TREE, tree_attention)

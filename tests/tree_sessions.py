@@ -127,3 +127,23 @@ def path_of(packed, token):
         places.append(token)
         token = int(packed.before[token])
     return places[::-1]
+
+
+@st.composite
+def deep_sequences(draw, vocabulary=64):
+    """Ids of the paths of a tree of up to 12 runs in depth and 6 branches at a fork, runs of 0 to 5 tokens."""
+    paths, depths, branches = [[]], [0], [0]
+    run = st.one_of(st.just([]), st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=1), _run(vocabulary))
+    for _ in range(draw(st.integers(1, 40))):
+        open_ = [i for i in range(len(paths)) if depths[i] < 12 and branches[i] < 6]
+        parent = open_[-draw(st.integers(1, min(4, len(open_))))]
+        branches[parent] += 1
+        paths.append(paths[parent] + draw(run))
+        depths.append(depths[parent] + 1)
+        branches.append(0)
+    ends = [path for path, below in zip(paths, branches, strict=True) if path and (not below or draw(st.booleans()))]
+    return [np.array(path, np.int32) for path in ends or [[0]]]
+
+
+def _run(vocabulary):
+    return st.lists(st.integers(0, vocabulary - 1), min_size=2, max_size=5)

@@ -96,6 +96,6 @@ def test_l6_a_call_without_log_probabilities_is_dropped_and_counted(model_path, 
     metrics = learner.train(0, {"e0": "g", "e1": "g"})
     assert metrics["train/tokens"] == 3 + 3 + 3
     removed = apply(tree, 4)[1].removed
-    assert [(reason, count.branches, count.tokens) for reason, count in removed.items()] == [(UNTOLD, 1, 2)]
+    assert [(reason, count.nodes, count.tokens) for reason, count in removed.items()] == [(UNTOLD, 1, 2)]
     untold = next(node for node in tree.nodes if node.sampled and not node.trained)
     assert np.array_equal(untold.ids, [4, 5])
