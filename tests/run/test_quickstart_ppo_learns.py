@@ -1,0 +1,30 @@
+"""PPO through every real part: the reward of practice rises, and the critic comes to explain it."""
+
+import pytest
+from live import statuses_add_up
+
+from configs.schema import ColdstartConfig
+
+STEPS = 14
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(1500)
+def test_reward_and_explained_variance_rise(launch):
+    cache = ColdstartConfig().cache
+    run = launch(
+        "configs/quickstart_ppo.yaml", f"coldstart.cache={cache}", f"steps={STEPS}", "eval.every=0", "eval.tasks=48"
+    )
+    assert run.wait(1400) == 0, run.tail()
+    rows = run.rows("metrics.jsonl")
+    statuses_add_up(rows, run.rows("episodes.jsonl"))
+    trained = rows[1:]
+    assert trained[0]["train/value_mean"] == 0
+    assert [row["train/optimiser_steps"] for row in trained[:2]] == [0, 0]
+
+    def mean(name, part):
+        return sum(row[f"train/{name}"] for row in part) / len(part)
+
+    assert mean("reward", trained[-3:]) >= mean("reward", trained[:3]) + 0.1
+    assert mean("explained_variance", trained[-3:]) >= 0.1
+    assert rows[-1]["eval/heldout/reward_sampled"] > rows[0]["eval/heldout/reward_sampled"]
