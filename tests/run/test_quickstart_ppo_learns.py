@@ -1,4 +1,4 @@
-"""PPO through every real part: the reward of practice rises, and the critic comes to explain it."""
+"""PPO through every real part: the reward of practice rises, and the critic's values follow it."""
 
 import pytest
 from live import statuses_add_up
@@ -10,7 +10,7 @@ STEPS = 14
 
 @pytest.mark.learning
 @pytest.mark.timeout(1500)
-def test_reward_and_explained_variance_rise(launch):
+def test_the_reward_rises_and_values_follow(launch):
     cache = ColdstartConfig().cache
     run = launch(
         "configs/quickstart_ppo.yaml", f"coldstart.cache={cache}", f"steps={STEPS}", "eval.every=0", "eval.tasks=48"
@@ -25,6 +25,7 @@ def test_reward_and_explained_variance_rise(launch):
     def mean(name, part):
         return sum(row[f"train/{name}"] for row in part) / len(part)
 
-    assert mean("reward", trained[-3:]) >= mean("reward", trained[:3]) + 0.1
-    assert mean("explained_variance", trained[-3:]) >= 0.1
+    assert mean("reward", trained[-3:]) >= mean("reward", trained[:3]) + 0.2
+    assert mean("value_loss", trained[-3:]) < mean("value_loss", trained[:3])
+    assert abs(mean("value_mean", trained[-3:]) - mean("return_mean", trained[-3:])) < 0.25
     assert rows[-1]["eval/heldout/reward_sampled"] > rows[0]["eval/heldout/reward_sampled"]
