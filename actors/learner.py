@@ -386,10 +386,16 @@ class Learner:
             metrics["train/grad_norm"] = sum(moved.norms) / len(moved.norms)
             metrics["train/grad_norm_max"] = max(moved.norms)
             theta, old, advantages, sequence = (
-                torch.cat(parts) if (parts := [part for done in moved.passes for part in getattr(done, name)]) else None
+                [part for done in moved.passes for part in getattr(done, name)]
                 for name in ("theta", "old", "advantages", "sequence")
             )
-            statistics = ratio_statistics(theta, old, advantages, self._loss.objective, sequence)
+            statistics = ratio_statistics(
+                torch.cat(theta),
+                torch.cat(old),
+                torch.cat(advantages),
+                self._loss.objective,
+                torch.cat(sequence) if sequence else None,
+            )
             metrics |= {f"train/{key}": value for key, value in statistics.items()}
         if moved.critic:
             metrics["train/value_loss"] = sum(loss for loss, _ in moved.critic) / len(moved.critic)

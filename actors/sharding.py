@@ -117,7 +117,7 @@ def _as_now(model: Any) -> contextlib.AbstractContextManager[None]:
     return _entered(model, model.config._attn_implementation)
 
 
-def matrices(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+def matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Trained parameters: the matrices inside of layers, and the others (embeddings, head, norms, biases)."""
     ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part}  # type: ignore[operator]
     trained = [p for p in model.parameters() if p.requires_grad]

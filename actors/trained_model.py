@@ -88,7 +88,7 @@ class TrainedModel:
         Adapters are merged; the dtype is that of compute, so that engines get what the learner computes with.
         """
         sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
-        whole = get_model_state_dict(self.model, options=_WHOLE) if sharded else self.model.state_dict()
+        whole: Any = get_model_state_dict(self.model, options=_WHOLE) if sharded else self.model.state_dict()
         if self._ranks.rank:
             return {}
         # Gathered, a tensor of several names is several tensors.

@@ -158,7 +158,7 @@ class TreeBatch(MicroBatch):
 
     @property
     def pairs(self) -> int:
-        return tree_attention.layout_of(self.pack).pairs
+        return len(self.pack) + int(self.pack.positions.sum(dtype=np.int64))
 
     def ask(self, model: PreTrainedModel, question: Callable[..., Answer]) -> Answer:
         device = self.samples[0].ids.device

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +44,12 @@ def block_mask(pack: Pack, device: torch.device) -> BlockMask:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float | None = None) -> Tensor:
     """Query [1, H, N, D], key and value [1, G, N, D], H a multiple of G; out [1, H, N, D]."""
-    call = _compiled() if query.device.type == "cuda" else flex_attention
+    call: Any = _compiled() if query.device.type == "cuda" else flex_attention
     return call(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled() -> Callable[..., Any]:
     # Packs differ in length, and a kernel for each would be compiled anew.
     return torch.compile(flex_attention, dynamic=True)
 

@@ -135,12 +135,13 @@ def selected_scores(
 
     def chunked(forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         def of_chunk(hidden: Tensor, targets: Tensor, temperature: Tensor) -> Tensor:
-            return score(forward(hidden[None])[0], targets, temperature)
+            return score(forward(hidden[None])[0], targets, temperature)[None]
 
         # Split rather than sliced: the gradient of a slice is as large as the whole.
         parts = zip(*(part.split(chunk) for part in (keep(hidden), targets, temperature)), strict=True)
-        scores = [checkpoint(of_chunk, *part, use_reentrant=False) for part in parts]
-        return torch.cat([*scores, scores[0].new_full((1, 2), _MARK)])[None]
+        scores = [checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        # Not a view: hooks on what the head answers have to stay with it.
+        return torch.cat([*scores, scores[0].new_full((1, 1, 2), _MARK)], dim=1)
 
     if model not in _alter_logits:
         with _head_replaced(model, chunked):

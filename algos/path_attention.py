@@ -71,12 +71,12 @@ def _runs(pack: Pack) -> Iterator[Block]:
 
 
 def _joined(runs: list[Block], reach: np.ndarray, small: int) -> Iterator[Block]:
-    """Runs in order, small subtrees beneath the same run as one block."""
+    """Runs in order, small subtrees beneath the same run, which have the same above them, as one block."""
     at = 0
     while at < len(runs):
         first, stop = runs[at], at
         end = first.start
-        while stop < len(runs) and _is_beneath(runs[stop], first) and reach[runs[stop].start] - first.start <= small:
+        while stop < len(runs) and runs[stop].above == first.above and reach[runs[stop].start] - first.start <= small:
             end = int(reach[runs[stop].start])
             while stop < len(runs) and runs[stop].start < end:
                 stop += 1
@@ -88,10 +88,6 @@ def _joined(runs: list[Block], reach: np.ndarray, small: int) -> Iterator[Block]
             seen = index[:, None] < reach[None, first.start : end]
             yield Block(first.start, end, first.above, seen & (index[:, None] >= index[None, :]))
             at = stop
-
-
-def _is_beneath(run: Block, sibling: Block) -> bool:
-    return run.above == sibling.above
 
 
 def _with(spans: Spans, span: tuple[int, int]) -> Spans:
@@ -173,7 +169,7 @@ class _Merged(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, layout, scaling, masks):  # type: ignore[no-untyped-def]
+    def forward(ctx, query, key, value, layout, scaling, masks):
         out = torch.empty_like(query)
         lse = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for block, mask in zip(layout.blocks, masks, strict=True):
@@ -190,7 +186,7 @@ class _Merged(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         query, key, value, out, lse = ctx.saved_tensors
         layout, scaling, masks = ctx.rest
         grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +129,9 @@ def accumulate(
         theta = scores.logprobs
         loss = policy_loss(
             theta,
-            *map(batch.gather, ("old", "mu", "advantages")),
+            batch.gather("old"),
+            batch.gather("mu"),
+            batch.gather("advantages"),
             torch.ones_like(theta, dtype=torch.bool),
             objective,
             sequence=batch.gather("sequence"),
@@ -265,7 +267,15 @@ def _backward(loss: Tensor, began: float, result: Pass) -> None:
 def _together(mine: Pass, ranks: Ranks) -> Pass:
     """The pass of all ranks; its seconds are those of this one."""
     found = ranks.exchange(mine)
-    columns = ("theta", "old", "advantages", "sequence")
-    lists = {name: [part for one in found for part in getattr(one, name)] for name in columns}
-    sums = {name: sum(getattr(one, name) for one in found) for name in ("loss", "value_loss", "ran")}
-    return replace(mine, **lists, **sums)
+    return Pass(
+        loss=sum(one.loss for one in found),
+        value_loss=sum(one.value_loss for one in found),
+        tokens=mine.tokens,
+        ran=sum(one.ran for one in found),
+        theta=[part for one in found for part in one.theta],
+        old=[part for one in found for part in one.old],
+        advantages=[part for one in found for part in one.advantages],
+        sequence=[part for one in found for part in one.sequence],
+        forward_s=mine.forward_s,
+        backward_s=mine.backward_s,
+    )

@@ -2,7 +2,7 @@
 
     python benchmarks/tree_attention.py                 writes results/tree_attention.json
     python benchmarks/tree_attention.py --smoke         short ones, to see that it works
-    python benchmarks/tree_attention.py --crossover     also where the tree begins to pay, by tokens spared
+    python benchmarks/tree_attention.py --crossover     only where the tree begins to pay, by tokens spared
     python benchmarks/tree_attention.py --device cuda   bfloat16, FlexAttention against SDPA, a longer group
 
 Group: eight episodes that share a prompt. Session: one with three retries, two sub-agents, a compaction and what
@@ -84,8 +84,8 @@ class Sizes:
 
 SIZES = {"full": Sizes(8192, 1024, 1), "smoke": Sizes(1024, 128, 8), "cuda": Sizes(20_000, 4000, 1)}
 EPISODES = 8
-CROSSOVER_TOKENS = (300, 1200, 4800)
-CROSSOVER_SHARED = (0.02, 0.05, 0.1, 0.2, 0.3)
+CROSSOVER_TOKENS = (256, 1024, 2048)
+CROSSOVER_SHARED = (0.01, 0.02, 0.04, 0.07, 0.12)
 """Shares of a tree's tokens that are of the prompt."""
 
 
@@ -305,7 +305,7 @@ def measure_crossover(args: argparse.Namespace, model: PreTrainedModel) -> list[
             samples = group_of(sizes, model.config.vocab_size, args.device)
             sides = {side: batches_of(side, samples, WITHOUT_BOUND) for side in SIDES}
             seconds = dict.fromkeys(SIDES, float("inf"))
-            for _ in range(max(3, args.rounds)):
+            for _ in range(args.rounds):
                 for side, batches in sides.items():
                     began = now()
                     forward_backward(model, batches)
@@ -316,21 +316,20 @@ def measure_crossover(args: argparse.Namespace, model: PreTrainedModel) -> list[
     return found
 
 
-def show(console: Console, found: Sequence[Measured]) -> None:
-    for one in found:
-        table = Table(title=f"{one.name}: forward and backward")
-        for column in ("", "tokens", "pairs (M)", "seconds", "peak (MB)"):
-            table.add_column(column, justify="right" if column else "left")
-        for side in SIDES:
-            work = one.work[side]
-            cells = (f"{work.tokens:,}", f"{work.pairs / 1e6:,.1f}", f"{one.seconds[side]:.2f}")
-            table.add_row(side, *cells, f"{one.grown[side] / 1e6:,.0f}")
-        table.add_row("paths, same bound", "", "", "", f"{one.grown['paths, same bound'] / 1e6:,.0f}")
-        console.print(table)
-        console.print(
-            f"ideal ratio {one.ideal:.2f}, measured {one.ratio:.2f} ({one.ratio / one.ideal:.0%}); gradients differ by "
-            f"at most {one.difference:.1e}, the largest entry is {one.gradient:.1e}"
-        )
+def show(console: Console, one: Measured) -> None:
+    table = Table(title=f"{one.name}: forward and backward")
+    for column in ("", "tokens", "pairs (M)", "seconds", "peak (MB)"):
+        table.add_column(column, justify="right" if column else "left")
+    for side in SIDES:
+        work = one.work[side]
+        cells = (f"{work.tokens:,}", f"{work.pairs / 1e6:,.1f}", f"{one.seconds[side]:.2f}")
+        table.add_row(side, *cells, f"{one.grown[side] / 1e6:,.0f}")
+    table.add_row("paths, same bound", "", "", "", f"{one.grown['paths, same bound'] / 1e6:,.0f}")
+    console.print(table)
+    console.print(
+        f"ideal ratio {one.ideal:.2f}, measured {one.ratio:.2f} ({one.ratio / one.ideal:.0%}); gradients differ by at "
+        f"most {one.difference:.1e}, the largest entry is {one.gradient:.1e}"
+    )
 
 
 def show_crossover(console: Console, found: Sequence[tuple[int, float, float]]) -> None:
@@ -364,7 +363,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU; with more than 1, wall seconds count")
     parser.add_argument("--rounds", type=int, default=2, help="of each side, in turns; default: 2")
-    parser.add_argument("--crossover", action="store_true", help="also where the tree begins to pay")
+    parser.add_argument("--crossover", action="store_true", help="only where the tree begins to pay")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, metavar="FILE", help="default: results/tree_attention.json"
     )
@@ -388,14 +387,18 @@ def main() -> None:
         forward_backward(
             model, batches_of(side, group_of(SIZES["smoke"], shape.vocab_size, args.device), WITHOUT_BOUND)
         )
-    found = [measure(name, args, make(sizes, shape.vocab_size, args.device), model) for name, make in WORKLOADS.items()]
-    show(console, found)
-    group, session = map(figures, found)
-    result = {"benchmark": "tree_attention", "smoke": args.smoke, "device": args.device, **group, "session": session}
     if args.crossover:
         crossover = measure_crossover(args, model)
         show_crossover(console, crossover)
-        result["crossover"] = [[tokens, round(spared, 2), round(ratio, 2)] for tokens, spared, ratio in crossover]
+        rows = [[tokens, round(spared, 3), round(ratio, 3)] for tokens, spared, ratio in crossover]
+        print(json.dumps({"benchmark": "tree_attention", "crossover": rows}))
+        return
+    found = []
+    for name, make in WORKLOADS.items():
+        found.append(measure(name, args, make(sizes, shape.vocab_size, args.device), model))
+        show(console, found[-1])
+    group, session = map(figures, found)
+    result = {"benchmark": "tree_attention", "smoke": args.smoke, "device": args.device, **group, "session": session}
     if not args.smoke:
         args.out.parent.mkdir(exist_ok=True)
         command = " ".join(["python", "benchmarks/tree_attention.py", *sys.argv[1:]])

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from actors.engines import weights
 from actors.learner import Learner
+from actors.trained_model import causal_model
 from algos.ranks import Ranks
 from configs.learner import LearnerConfig
 
@@ -32,6 +33,9 @@ def learner_of(case, ranks):
 def trained(case, ranks):
     """Metrics of each step of a case, whose trees lie on disk, with the weights published after the last."""
     learner = learner_of(case, ranks)
+    if case.get("double"):
+        learner._policy._build = lambda path: causal_model(path).double()
+        learner._policy.open(case["model"])
     if case.get("load"):
         assert learner.load() == case["steps"][0][0]
     rows = []

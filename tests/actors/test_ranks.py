@@ -55,6 +55,7 @@ def largest_difference(one, other):
 CASES = {
     "trees": {"layout": "tree"},
     "paths": {"layout": "paths"},
+    "float64": {"layout": "tree"},
     "recomputed": {"layout": "tree", "checkpoint_activations": True},
     "muon": {"optimizer": "muon"},
     "lora": {"lora": {"rank": 4, "targets": ["q_proj", "v_proj", "down_proj"]}},
@@ -72,7 +73,8 @@ def alone_and_together(model_path, tmp_path_factory):  # noqa: F811
     for name, settings in CASES.items():
         for size, those in cases.items():
             run = folder / f"{name} {size}"
-            those.append({"model": model_path, "run": run, "settings": settings, "steps": prepare(model_path, run)})
+            case = {"model": model_path, "run": run, "settings": settings, "steps": prepare(model_path, run)}
+            those.append(case | {"double": name == "float64"})
     passed_on = {"model": model_path, "settings": {}, "save_at": 2}
     for size, those in cases.items():
         run = folder / f"saver {size}"
@@ -91,10 +93,13 @@ def alone_and_together(model_path, tmp_path_factory):  # noqa: F811
 
 @pytest.mark.parametrize("name", CASES)
 def test_four_ranks_give_the_update_of_one(alone_and_together, model_path, name):  # noqa: F811
-    """In float32 to 2e-5 after four optimiser steps of 8e-4 each; sums are of another order, and AdamW divides."""
+    """In float32 to 2e-5 after four optimiser steps of 8e-4 each; sums are of another order, and AdamW divides.
+
+    In float64 to 1e-7: the model's norms compute in float32, and another packing can tip how one of them rounds.
+    """
     (rows, tensors), together = alone_and_together[name]
     narrow = name == "bfloat16"
-    assert largest_difference(tensors, together[0][1]) < (8e-3 if narrow else 2e-5)
+    assert largest_difference(tensors, together[0][1]) < {"bfloat16": 8e-3, "float64": 1e-7}.get(name, 2e-5)
     for mine, theirs in zip(rows, together[0][0], strict=True):
         assert mine["train/optimiser_steps"] == 2
         for key in ("train/loss", "train/grad_norm", "train/entropy", "train/ratio_mean", "train/tokens"):
