@@ -1,7 +1,8 @@
 """What it saves to compute shared prefixes once: seconds and memory of forward and backward, paths against trees.
 
     python benchmarks/tree_attention.py                 writes results/tree_attention.json
-    python benchmarks/tree_attention.py --smoke         short ones, to see that it works
+    python benchmarks/tree_attention.py --divide 4      all lengths divided by four: a tenth of the time
+    python benchmarks/tree_attention.py --smoke         divided by eight, to see that it works
     python benchmarks/tree_attention.py --crossover     only where the tree begins to pay, by tokens spared
     python benchmarks/tree_attention.py --device cuda   bfloat16, FlexAttention against SDPA, a longer group
 
@@ -73,16 +74,9 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Tokens: of a group's prompt and of each episode's own, and by how much a session's are divided."""
-
-    prompt: int
-    own: int
-    divisor: int
-
-
-SIZES = {"full": Sizes(8192, 1024, 1), "smoke": Sizes(1024, 128, 8), "cuda": Sizes(20_000, 4000, 1)}
+LENGTHS = {"cpu": (8192, 1024), "cuda": (20_000, 4000)}
+"""Tokens of a group's prompt, and of each episode's own."""
+SMOKE = 8
 EPISODES = 8
 CROSSOVER_TOKENS = (256, 1024, 2048)
 CROSSOVER_SHARED = (0.01, 0.02, 0.04, 0.07, 0.12)
@@ -98,6 +92,7 @@ class Session:
         self._builder, self._count = TreeBuilder("s"), 0
 
     def text(self, size: int) -> np.ndarray:
+        """So many tokens, divided."""
         return self._random.integers(0, self._vocabulary, max(1, size // self._divisor)).astype(np.int32)
 
     def call(self, parent: str | None, prompt: np.ndarray, sampled: np.ndarray, kind: Kind = "main") -> str:
@@ -131,16 +126,17 @@ class Session:
         return [sample for sample in found if sample is not None]
 
 
-def group_of(sizes: Sizes, vocabulary: int, device: str) -> list[Sample]:
-    session = Session(0, vocabulary, 1)
-    prompt = session.text(sizes.prompt)
+def group_of(device: str, vocabulary: int, divisor: int, lengths: tuple[int, int] | None = None) -> list[Sample]:
+    session = Session(0, vocabulary, divisor)
+    prompt, own = lengths or LENGTHS[device]
+    shared = session.text(prompt)
     for _ in range(EPISODES):
-        session.call(None, prompt, session.text(sizes.own))
+        session.call(None, shared, session.text(own))
     return session.samples(device)
 
 
-def session_of(sizes: Sizes, vocabulary: int, device: str) -> list[Sample]:
-    session = Session(1, vocabulary, sizes.divisor)
+def session_of(device: str, vocabulary: int, divisor: int) -> list[Sample]:
+    session = Session(1, vocabulary, divisor)
     system = session.text(2000)
     first = session.turns(None, np.concatenate([system, session.text(300)]), 4)
     session.call(first[1], session.text(200), session.text(120))
@@ -267,8 +263,9 @@ def peak(
         model.zero_grad()
         return torch.cuda.max_memory_allocated() - before
     # A process of its own, since the high-water mark of this one never falls.
-    command = [sys.executable, __file__, "--peak", name, side, str(bound), "--threads", str(args.threads)]
-    done = subprocess.run([*command, *(["--smoke"] if args.smoke else [])], check=True, capture_output=True, text=True)
+    command = [sys.executable, __file__, "--peak", name, side, str(bound)]
+    command += ["--threads", str(args.threads), "--divide", str(args.divide)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(done.stdout.split()[-1])
 
 
@@ -280,7 +277,7 @@ def largest(side: str, samples: Sequence[Sample], bound: int) -> list[MicroBatch
 def print_peak(args: argparse.Namespace) -> None:
     name, side, bound = args.peak
     model = model_of(SHAPES["cpu"], "cpu")
-    samples = WORKLOADS[name](SIZES["smoke" if args.smoke else "full"], SHAPES["cpu"].vocab_size, "cpu")
+    samples = WORKLOADS[name]("cpu", SHAPES["cpu"].vocab_size, args.divide)
     batches = largest(side, samples, int(bound))
     # Linux: the high-water mark begins anew at what is held now.
     Path("/proc/self/clear_refs").write_text("5")
@@ -301,8 +298,8 @@ def measure_crossover(args: argparse.Namespace, model: PreTrainedModel) -> list[
     for tokens in CROSSOVER_TOKENS:
         for shared in CROSSOVER_SHARED:
             prompt = int(tokens * shared)
-            sizes = Sizes(prompt, (tokens - prompt) // EPISODES, 1)
-            samples = group_of(sizes, model.config.vocab_size, args.device)
+            lengths = (prompt, (tokens - prompt) // EPISODES)
+            samples = group_of(args.device, model.config.vocab_size, 1, lengths)
             sides = {side: batches_of(side, samples, WITHOUT_BOUND) for side in SIDES}
             seconds = dict.fromkeys(SIDES, float("inf"))
             for _ in range(args.rounds):
@@ -360,6 +357,7 @@ def figures(one: Measured) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="short ones, to see that it works")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="divide all lengths; default: 1")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU; with more than 1, wall seconds count")
     parser.add_argument("--rounds", type=int, default=2, help="of each side, in turns; default: 2")
@@ -375,7 +373,8 @@ def main() -> None:
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: got no GPU that this torch sees, expected one; leave it out to measure on the CPU")
-    shape, sizes = SHAPES[args.device], SIZES["smoke" if args.smoke else "full" if args.device == "cpu" else "cuda"]
+    args.divide = SMOKE if args.smoke else args.divide
+    shape = SHAPES[args.device]
     console, model = Console(), model_of(shape, args.device)
     console.print(
         f"Qwen3 with {shape.num_hidden_layers} layers, hidden {shape.hidden_size}, MLP {shape.intermediate_size}, "
@@ -383,10 +382,9 @@ def main() -> None:
         f"{shape.vocab_size:,}; {model.dtype} on {args.device}"
     )
     # What is done once, such as compiling a kernel, counts on neither side.
+    small = group_of(args.device, shape.vocab_size, 4 * SMOKE)
     for side in SIDES:
-        forward_backward(
-            model, batches_of(side, group_of(SIZES["smoke"], shape.vocab_size, args.device), WITHOUT_BOUND)
-        )
+        forward_backward(model, batches_of(side, small, WITHOUT_BOUND))
     if args.crossover:
         crossover = measure_crossover(args, model)
         show_crossover(console, crossover)
@@ -395,10 +393,17 @@ def main() -> None:
         return
     found = []
     for name, make in WORKLOADS.items():
-        found.append(measure(name, args, make(sizes, shape.vocab_size, args.device), model))
+        found.append(measure(name, args, make(args.device, shape.vocab_size, args.divide), model))
         show(console, found[-1])
     group, session = map(figures, found)
-    result = {"benchmark": "tree_attention", "smoke": args.smoke, "device": args.device, **group, "session": session}
+    result = {
+        "benchmark": "tree_attention",
+        "smoke": args.smoke,
+        "device": args.device,
+        "divided_by": args.divide,
+        **group,
+        "session": session,
+    }
     if not args.smoke:
         args.out.parent.mkdir(exist_ok=True)
         command = " ".join(["python", "benchmarks/tree_attention.py", *sys.argv[1:]])
