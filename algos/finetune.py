@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from actors import checkpoints
+from actors.engines import weights
 from algos.batching import layout_for
 from algos.runlog import read_jsonl
 from algos.step import apply
@@ -77,8 +79,9 @@ class FineTuning:
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
+        self._checkpoints = checkpoints.Checkpoints(folder / CHECKPOINTS, keep=1)
         if self.done:
-            self._restore(checkpoints.read_trainer(source))
+            self._restore(source)
         self._rewind()
 
     def run(self) -> None:
@@ -136,17 +139,31 @@ class FineTuning:
         self._seen(plain)
 
     def _save(self) -> None:
-        trainer = {"optimizer": self._optimizer.state_dict(), "data": self._digest}
+        trainer = {"data": self._digest, "score": None}
         assert self._config.model.path is not None
-        checkpoints.save(self._folder / CHECKPOINTS, self.done, self._model, trainer, self._config.model.path, keep=1)
+        tensors = self._model.state_dict()
+        published = weights.publish(tensors, self._folder / CHECKPOINTS / "weights", self.done, keep=1)
+        self._checkpoints.save(self.done, self._state(), trainer, published, self._config.model.path, "float32")
+        self._checkpoints.finish()
 
-    def _restore(self, trainer: Row) -> None:
-        if trainer["data"] != self._digest:
+    def _state(self) -> Row:
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def _restore(self, path: Path) -> None:
+        if checkpoints.read_trainer(path)["data"] != self._digest:
             raise DataError(
                 f"{self._folder}: got other trajectories than those that its checkpoint was trained on, expected the "
                 "same: put the data back, or begin anew in another folder"
             )
-        self._optimizer.load_state_dict(trainer["optimizer"])
+        state = self._state()
+        checkpoints.load(path, state)
+        set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
     def _rewind(self) -> None:
         """Keep the rows of the steps that are done: the later ones are written again."""
@@ -161,8 +178,7 @@ def _publish(folder: Path) -> None:
     """The newest checkpoint's model as that of ``folder`` itself: whole as soon as its ``config.json`` is there."""
     found = checkpoints.find(folder / CHECKPOINTS)
     assert found is not None
-    files = [file for file in found[1].iterdir() if file.name != checkpoints.TRAINER]
-    for file in sorted(files, key=lambda file: file.name == "config.json"):
+    for file in sorted(checkpoints.model_files(found[1]), key=lambda file: file.name == "config.json"):
         partial = folder / f".{file.name}.partial"
         shutil.copyfile(file, partial)
         partial.replace(folder / file.name)
