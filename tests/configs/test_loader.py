@@ -56,7 +56,7 @@ def test_dump_and_load_are_inverse(tmp_path):
         ("update.mode=restart", ["update.mode", "abort_and_resume", "restart"]),
         ("mix=[{name: agent_loop}, {name: agent_loop, max_turns: 3}]", ["mix", "agent_loop", "expected a label"]),
         ("mix=[{name: agent_loop, label: ../x}]", ["mix.0.label", "../x"]),
-        ("trees.keep_steps=2", ["trees.keep_steps", "at least", "6"]),
+        ("trees.keep_steps=2", ["trees.keep_steps", "at least", "11"]),
     ],
 )
 def test_a_bad_override_is_named_with_what_was_got_and_expected(override, words):
@@ -141,7 +141,7 @@ def test_help_names_what_the_quickstart_sets_otherwise():
 @pytest.mark.parametrize(
     ("path", "overrides", "says"),
     [
-        (None, ["learner.lr=1"], "learner has "),
+        (None, ["learner.zz=1"], "learner has "),
         (None, ["learner.learning_rat=1"], "did you mean 'learner.learning_rate'"),
         (Path("learner.learning_rate"), [], "expected learner.learning_rate=VALUE"),
         (Path("none.yaml"), [], "quickstart.yaml"),
