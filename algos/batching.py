@@ -27,8 +27,9 @@ from trees.packing import Pack, pack
 Answer = TypeVar("Answer")
 Layout = Literal["auto", "tree", "paths"]
 """``tree`` needs a model whose layers attend to their whole past; ``auto`` takes it where that saves enough."""
-_SAVES_ENOUGH = 2.0
-"""A pack runs its attention run by run, which pays where it spares at least half of the tokens."""
+_SAVES_ENOUGH = 1.25
+"""How many times more tokens paths must have for the tree to be taken. By ``python benchmarks/tree_attention.py
+--crossover`` on a CPU, with trees of 256 to 2,048 tokens: at 1.14 the tree is as fast, from 1.27 on it is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

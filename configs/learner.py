@@ -119,7 +119,7 @@ class LearnerConfig(Config):
     layout: Literal["auto", "tree", "paths"] = Field(
         "auto",
         description="tree computes a beginning that paths share once, paths computes each path; auto: tree where that "
-        "spares half of the tokens. Changes speed, not the result.",
+        "spares a fifth of the tokens. Changes speed, not the result.",
     )
     logit_chunk: int = Field(
         1024, ge=1, description="Tokens whose logits are held at once; changes memory and speed, not the result."

@@ -111,10 +111,10 @@ def group_of(prompt, n=4):
     return [sample_of(path(shared + tail, [False] * prompt + [True] * 5, 0.8, rng), 1.0) for tail in tails]
 
 
-def test_trees_are_taken_where_they_spare_half_of_the_tokens():
-    long, short = micro_batches(group_of(60), 10_000), micro_batches(group_of(3), 10_000)
+def test_trees_are_taken_where_they_spare_a_fifth_of_the_tokens():
+    long, short = micro_batches(group_of(2), 10_000), micro_batches(group_of(1), 10_000)
     assert [type(batch) for batch in (*long, *short)] == [TreeBatch, PaddedBatch]
-    assert long[0].computed <= 60 + 4 * 5
+    assert (long[0].computed, short[0].computed) == (2 + 4 * 5, 4 * 6)
     assert [type(batch) for batch in micro_batches(group_of(60), 10_000, "paths")] == [PaddedBatch]
 
 
