@@ -6,6 +6,7 @@ and whatever the critic trains is in its state, so that a restored learner goes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,16 @@ class OwnCritic:
         return found, {f"train/{name}": value for name, value in metrics.items()}
 
     def learn(self, episodes: Episodes, done: Pass | None) -> tuple[float, float]:  # noqa: ARG002
-        """One optimiser step; its value loss and gradient norm, NaN where they were not finite and none was taken.
+        """The optimiser steps that go with one of the policy's.
 
-        ``done`` is what the policy's step on the same episodes gave; None where there was none.
+        ``done`` is what the policy's step on the same episodes gave; None where there was none. Returns the value loss
+        before the first and the gradient norm of the last, NaN where it was not finite and was not taken.
         """
-        result = accumulate_values(self._model.model, episodes, self._loss, self._ranks)
-        return result.value_loss, self._model.apply(result.value_loss)
+        losses, norm = [], math.nan
+        for _ in range(self._settings.updates):
+            losses.append(accumulate_values(self._model.model, episodes, self._loss, self._ranks).value_loss)
+            norm = self._model.apply(losses[-1])
+        return losses[0], norm
 
     @property
     def stepped(self) -> bool:

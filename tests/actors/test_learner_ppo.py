@@ -42,6 +42,20 @@ def test_the_critic_comes_to_know_which_episodes_end_well(model_path, tmp_path, 
     assert rows[-1]["train/explained_variance"] > 0.5
 
 
+def test_a_critic_of_its_own_may_learn_more_often_than_the_policy(model_path, tmp_path):
+    batch, groups = rollouts(model_path, 0)
+    losses, policies = [], []
+    for updates in (1, 4):
+        learner = ppo(model_path, tmp_path / str(updates), "own", {"updates": updates})
+        give(learner, batch)
+        learner.train(0, groups)
+        policies.append(published(tmp_path / str(updates))[1])
+        give(learner, again := rollouts(model_path, 1)[0])
+        losses.append(learner.train(1, dict.fromkeys(again, "g"))["train/value_loss"])
+    assert losses[1] < losses[0]
+    assert same(*policies)
+
+
 @kinds
 def test_a_restored_learner_goes_on_with_the_same_critic(model_path, tmp_path, kind):
     learner = ppo(model_path, tmp_path, kind)
