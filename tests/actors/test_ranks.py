@@ -15,6 +15,7 @@ from actors.engines import weights
 from algos.ranks import ALONE, balanced
 
 SIZE = 4
+real = pytest.mark.harness
 
 
 def on_ranks(size, cases, folder):
@@ -91,6 +92,7 @@ def alone_and_together(model_path, tmp_path_factory):  # noqa: F811
     return found | {"savers": {1: alone[-1], SIZE: saver}, "readers": {1: resumed, SIZE: reader}}
 
 
+@real
 @pytest.mark.parametrize("name", CASES)
 def test_four_ranks_give_the_update_of_one(alone_and_together, model_path, name):  # noqa: F811
     """In float32 to 2e-5 after four optimiser steps of 8e-4 each; sums are of another order, and AdamW divides.
@@ -106,6 +108,7 @@ def test_four_ranks_give_the_update_of_one(alone_and_together, model_path, name)
             assert mine[key] == pytest.approx(theirs[key], rel=2e-2 if narrow else 1e-4, abs=5e-3 if narrow else 1e-6)
 
 
+@real
 @pytest.mark.parametrize("name", CASES)
 def test_all_ranks_say_the_same(alone_and_together, name):
     def told(rows):
@@ -115,6 +118,7 @@ def test_all_ranks_say_the_same(alone_and_together, name):
     assert all(told(rows) == told(together[0][0]) for rows, _ in together)
 
 
+@real
 @pytest.mark.parametrize(("saver", "reader"), [(1, SIZE), (SIZE, 1)])
 def test_another_number_of_ranks_goes_on_from_a_checkpoint(alone_and_together, saver, reader):
     went_on, resumed = alone_and_together["savers"][saver], alone_and_together["readers"][reader]
@@ -122,11 +126,13 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(alone_and_together, s
     assert went_on[0][-1]["train/loss"] == pytest.approx(resumed[0][-1]["train/loss"], rel=1e-4, abs=1e-6)
 
 
+@real
 def test_recomputed_activations_change_nothing(alone_and_together):
     plain, recomputed = (alone_and_together[name][0][1] for name in ("trees", "recomputed"))
     assert same(plain, recomputed)
 
 
+@real
 def test_adapters_are_published_merged_into_what_they_target(alone_and_together, model_path):  # noqa: F811
     after, before = alone_and_together["lora"][0][1], weights.read(model_path)
     assert after.keys() == before.keys()
