@@ -104,7 +104,8 @@ class MicroBatch(ABC):
 
     def values(self, critic: PreTrainedModel) -> Tensor:
         """Values [N] of what precedes each trained token, by a model with a value head; see ``algos.critic``."""
-        return self.ask(critic, selected_logits)[:, 0]
+        found = self.ask(critic, selected_logits)[:, 0]
+        return found.to(torch.promote_types(found.dtype, torch.float32))
 
     @property
     @abstractmethod
@@ -215,8 +216,17 @@ def sample_of(path: Path, advantage: float, device: str = "cpu") -> Sample | Non
 def layout_for(model: PreTrainedModel, wanted: Layout) -> Layout:
     """``wanted``, or ``paths`` where the model cannot compute trees and that is left open.
 
-    Raises ValueError where trees are wanted of a model that cannot.
+    Raises ValueError where trees are wanted of a model that cannot, and for a model whose positions depend on the
+    longest sequence of a call: what is computed beside a token would change its score.
     """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    stretched = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if found := sorted(stretched & {"dynamic", "longrope"}):
+        raise ValueError(
+            f"{type(model).__name__}: got rope_type {found[0]!r}, expected positions that do not depend on the longest "
+            "sequence computed beside: give the model's config a fixed scaling (default, linear, yarn or llama3)"
+        )
     if wanted == "auto" and tree_attention.unfit(model):
         return "paths"
     if wanted == "tree":

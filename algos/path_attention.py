@@ -22,6 +22,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trees.packing import Pack
 
+_FLASH = all(
+    hasattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{part}") for part in ("", "_backward")
+)
+"""Whether this build of torch has what gives a part's normalisers along with it; elsewhere keys are joined."""
 SMALL = 128
 """Tokens up to which neighbouring subtrees are one block with a mask: a call costs as much as attention over them."""
 Spans = tuple[tuple[int, int], ...]
@@ -104,7 +108,7 @@ def _pairs(block: Block) -> int:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None = None) -> Tensor:
     """Attention [B, H, T, D] along the paths of ``layout``; ``scaling`` None: by the root of D."""
-    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
+    if _FLASH and query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
         key, value = (_for_each_head(tensor, query) for tensor in (key, value))
         masks = [None if block.inside is None else _bias(block.inside, query.dtype) for block in layout.blocks]
         return _Merged.apply(query, key, value, layout, scaling, masks)
@@ -189,7 +193,8 @@ class _Merged(torch.autograd.Function):
     def backward(ctx, grad):
         query, key, value, out, lse = ctx.saved_tensors
         layout, scaling, masks = ctx.rest
-        grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        # What many blocks see is a sum of as many parts: in bfloat16 it would lose most of them.
+        grads = [torch.zeros_like(tensor, dtype=lse.dtype) for tensor in (query, key, value)]
         for block, mask in zip(layout.blocks, masks, strict=True):
             own = slice(block.start, block.end)
             for seen in (own, *(slice(*span) for span in block.above)):
@@ -207,7 +212,7 @@ class _Merged(torch.autograd.Function):
                 )
                 for whole, part, place in zip(grads, parts, (own, seen, seen), strict=True):
                     whole[:, :, place] += part
-        return *grads, None, None, None
+        return *(whole.to(query.dtype) for whole in grads), None, None, None
 
 
 def _flash(

@@ -143,6 +143,15 @@ def _checked(config: SftConfig) -> SftConfig:
             raise ConfigError(
                 f"model.path: {config.model.path} has no {name}; expected a Hugging Face model folder with a tokenizer"
             )
+    import torch
+
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device: got {config.device}, expected cpu, cuda or cuda:N of this machine ({first})"
+        ) from None
     return config
 
 
@@ -202,6 +211,8 @@ def _plan(config: SftConfig, data: _Data, out: Path) -> str:
 
 
 def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int:
+    from safetensors import SafetensorError
+
     from algos.finetune import METRICS, FineTuning
     from algos.runlog import read_jsonl
 
@@ -227,7 +238,7 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
             work = FineTuning(config, folder, data.training, data.heldout, seen)
         except ConfigError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(f"model.path: {config.model.path}: {error}") from None
         bar.update(task, completed=work.done)
         work.run()

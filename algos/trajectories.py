@@ -221,8 +221,8 @@ class _Reader:
         highest = max(int(sample.ids.max()) for sample in samples)
         if highest >= self._vocabulary:
             self._fault(
-                f"{where}: got token id {highest}, expected ids below {self._vocabulary}: the tree is of a model with "
-                "another tokenizer"
+                f"{where}: got token id {highest}, expected ids below {self._vocabulary}: it was made with "
+                "another tokenizer than that of model.path"
             )
             return
         length = max(len(sample.ids) for sample in samples)

@@ -168,6 +168,11 @@ class LearnerConfig(Config):
                 f"advantage, critic: got advantage={self.advantage} {'with' if self.critic else 'without'} a critic, "
                 "expected a critic with advantage=gae and with no other; for its defaults set critic.shared=false"
             )
+        if self.tis_mode == "mask" and self.tis_floor is None and self.tis_cap is not None and self.tis_cap <= 1:
+            raise ValueError(
+                f"tis_cap: got {self.tis_cap} with tis_mode=mask and no tis_floor, expected above 1: the floor is "
+                "1 / tis_cap, and no token would be left"
+            )
         if (self.normalise == "constant") != (self.normalise_constant is not None):
             raise ValueError(
                 f"normalise, normalise_constant: got {self.normalise} and {self.normalise_constant}, expected a "

@@ -81,7 +81,7 @@ class SftConfig(Config):
     layout: Literal["auto", "tree", "paths"] = Field(
         "auto",
         description="tree computes a beginning that trajectories share once, paths each trajectory; auto: tree where "
-        "that spares half of the tokens. Changes speed, not the result.",
+        "that spares a fifth of the tokens. Changes speed, not the result.",
     )
     checkpoint_every: int = Field(50, ge=1, description="Optimiser steps between checkpoints, for --resume.")
     threads: int = Field(1, ge=1, description="CPU threads.")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sessions import deep_sequences, relaxed
 
+from algos import path_attention
 from algos.path_attention import attend, attend_causally, layout_of
 from trees.packing import pack
 
@@ -52,6 +53,20 @@ def test_blocks_hold_every_token_once_and_see_what_the_mask_says(sequences, smal
         assert end == len(packed)
         np.testing.assert_array_equal(seen, packed.mask())
         assert layout.pairs == seen.sum()
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_many_branches_add_up_in_full_precision(monkeypatch, flash):
+    monkeypatch.setattr(path_attention, "_FLASH", flash)
+    prompt = list(range(8))
+    packed = pack([np.array([*prompt, 100 + leaf]) for leaf in range(400)], 10**6)[0]
+    wide = tensors(len(packed))
+    narrow = [tensor.detach().to(torch.bfloat16).requires_grad_() for tensor in wide]
+    attend(*narrow, layout_of(packed, 0)).double().sum().backward()
+    dense(*wide, torch.tensor(packed.mask()), 8**-0.5).sum().backward()
+    bound = 1e-2 if flash else 2e-1
+    for mine, exact in zip(narrow[1:], wide[1:], strict=True):
+        assert (mine.grad.double() - exact.grad).norm() < bound * exact.grad.norm()
 
 
 @relaxed

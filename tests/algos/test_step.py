@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algos.batching import PaddedBatch, TreeBatch, layout_for, micro_batches, padded_batches, sample_of
 from algos.step import LossSettings, accumulate, apply, with_old
@@ -156,3 +156,24 @@ def test_a_step_that_is_not_finite_leaves_weights_and_moments(loss, gradient):
     assert np.isnan(apply([optimizer], [weight], loss, 1.0))
     assert weight.grad is None
     torch.testing.assert_close((weight.data, optimizer.state_dict()["state"]), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_model_whose_positions_depend_on_what_is_beside_is_refused(kind):
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    stretched = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            rope_parameters=scaling,
+        )
+    )
+    for layout in ("auto", "tree", "paths"):
+        with pytest.raises(ValueError, match=f"rope_type '{kind}'"):
+            layout_for(stretched, layout)

@@ -15,6 +15,7 @@ from configs.learner import LearnerConfig
         ({"dual_clip": 0.9}, "greater than 1"),
         ({"tis_mode": "mask", "tis_cap": None}, "tis_mode: got mask with tis_cap=none"),
         ({"tis_floor": 0.5}, "tis_floor: got 0.5 with tis_mode=truncate"),
+        ({"tis_mode": "mask", "tis_cap": 0.9}, "no token would be left"),
         ({"tis_mode": "mask", "tis_floor": 3.0}, "not above the cap"),
         ({"reject_mean": 1.0}, "greater than 1"),
         ({"loss": "sequence"}, "'token', 'gspo' or 'cispo'"),
