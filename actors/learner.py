@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from actors import checkpoints
 from actors.engines import weights
 from actors.trained_critic import critic_of, loss_settings
-from actors.trained_model import TrainedModel
+from actors.trained_model import TrainedModel, check_shape, shape_of
 from algos.advantages import ESTIMATORS, has_spread
 from algos.batching import Sample, sample_of
 from algos.episodes import flat, nested, without_rejected
@@ -221,6 +221,7 @@ class Learner:
             self.publish()
         stepped = self._policy.stepped
         trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
+        trainer["shape"] = shape_of(self._settings)
         published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
         state = self._policy.state(stepped)
         if self._critic:
@@ -235,7 +236,8 @@ class Learner:
 
         With no step named and no checkpoint there, the start is the model given, as version 0; publishing it
         makes sure that nobody takes what an earlier run left in the folder for the newest. Returns the policy
-        version. Raises FileNotFoundError when a step was named that has no checkpoint.
+        version. Raises FileNotFoundError when a step was named that has no checkpoint, and ValueError when the
+        settings train other tensors than the checkpoint has.
         """
         self._checkpoints.finish()
         # One rank looks: what it finds may be gone when the next one looks.
@@ -250,6 +252,8 @@ class Learner:
         if found:
             self._version, path = found
             trainer = checkpoints.read_trainer(path)
+            if "shape" in trainer:
+                check_shape(path, trainer["shape"], self._settings)
             state = self._policy.state(trainer["stepped"])
             if self._critic:
                 state["critic"] = self._critic.state(trainer["critic_stepped"])

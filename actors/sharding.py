@@ -95,6 +95,13 @@ def further_names(model: nn.Module) -> set[str]:
 
 
 def _add_adapters(model: Any, lora: LoraSettings) -> None:
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    missing = [t for t in lora.targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
+    if missing:
+        raise ValueError(
+            f"learner.lora.targets: got {missing}, expected names of linear layers of the model: "
+            f"{sorted({name.rpartition('.')[2] for name in linear})}"
+        )
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0)
     # Every rank must draw the same ones.
     with torch.random.fork_rng():

@@ -7,7 +7,7 @@ learning rate depends on the step alone. Policy and critic of a learner are two 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,31 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 def causal_model(path: Path) -> Any:
     """The causal language model in a Hugging Face folder, in float32."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+
+
+def shape_of(settings: LearnerConfig) -> dict[str, Any]:
+    """The settings that say which tensors a learner trains, or how they make the policy, as they are in checkpoints."""
+    lora, critic = settings.lora, settings.critic
+    return {
+        "optimizer": settings.optimizer,
+        "lora": lora and {**lora.model_dump(), "targets": sorted(set(lora.targets))},
+        "critic": critic and ("shared" if critic.shared else "own"),
+    }
+
+
+def check_shape(checkpoint: Path, was: Mapping[str, Any], settings: LearnerConfig) -> None:
+    """Raise ValueError where a learner cannot go on from a checkpoint of shape ``was``; it may drop the critic."""
+    now = shape_of(settings)
+    pairs = {f"learner.{name}": (now[name], was[name]) for name in now if name != "critic" or now[name]}
+    if now["lora"] and was["lora"]:
+        del pairs["learner.lora"]
+        pairs |= {f"learner.lora.{name}": (now["lora"][name], was["lora"][name]) for name in now["lora"]}
+    differ = [f"{name}: got {got}, expected {old}" for name, (got, old) in pairs.items() if got != old]
+    if differ:
+        raise ValueError(
+            f"{'; '.join(differ)}, as in the checkpoint {checkpoint}: put it back, or begin a new run with "
+            f"model.path={checkpoint}"
+        )
 
 
 class TrainedModel:

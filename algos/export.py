@@ -26,7 +26,7 @@ class ExportError(RuntimeError):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 nothing was exported."""
+    """Exit status: 0 done, 2 nothing was exported, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m algos.export",
         description="Write the policy of a checkpoint as a Hugging Face model folder.",
@@ -46,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ExportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was exported", file=sys.stderr)
+        return 130
     print(f"{chosen.name} of {chosen.parent.parent} is in {args.out}; train on: model.path={args.out}")
     return 0
 
@@ -54,6 +57,8 @@ def checkpoint(source: Path, step: int | None = None, best: bool = False) -> Pat
     """The undamaged checkpoint that is meant. Raises ExportError, and as ``actors.checkpoints.find``."""
     from actors import checkpoints
 
+    if not source.is_dir():
+        raise ExportError(f"{source}: got no such folder, expected a run folder, or one of its checkpoints")
     if (source / checkpoints.TRAINER).is_file():
         if step is not None or best:
             raise ExportError(f"{source}: got a checkpoint with --step or --best, expected a run folder for these")
@@ -61,33 +66,50 @@ def checkpoint(source: Path, step: int | None = None, best: bool = False) -> Pat
         return source
     folder = source / "checkpoints"
     if best:
-        scores = {number: checkpoints.score(path) for number, path in checkpoints.complete(folder)}
-        known = {number: value for number, value in scores.items() if value is not None}
-        if not known:
-            raise ExportError(
-                f"{folder}: got no checkpoint with a held-out reward; export one by --step: {list(scores)}"
-            )
-        step = max(known, key=lambda number: (known[number], number))
+        return _best(folder)
     found = checkpoints.find(folder, step)
     if found is None:
         raise ExportError(f"{source}: got no undamaged checkpoint, expected a run folder with one, or a checkpoint")
     return found[1]
 
 
+def _best(folder: Path) -> Path:
+    """The undamaged checkpoint of the highest held-out reward, of equal ones the newest."""
+    from actors import checkpoints
+
+    there = checkpoints.complete(folder)
+    scored = [(value, number) for number, path in there if (value := checkpoints.score(path)) is not None]
+    for _, number in sorted(scored, reverse=True):
+        try:
+            found = checkpoints.find(folder, number)
+        except ValueError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            continue
+        assert found is not None
+        return found[1]
+    raise ExportError(
+        f"{folder}: got no undamaged checkpoint with a held-out reward; export one by --step: {[n for n, _ in there]}"
+    )
+
+
 def export(chosen: Path, out: Path, dtype: str | None = None) -> None:
     """Write the model of a checkpoint to ``out``, whole or not at all. Raises ExportError where there is something."""
     from actors import checkpoints
 
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ExportError(f"{out}: is there already; name a folder that does not exist yet")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for file in checkpoints.model_files(chosen):
-        shutil.copyfile(file, partial / file.name)
-    if dtype is not None:
-        _cast(partial, dtype)
-    partial.rename(out)
+    try:
+        for file in checkpoints.model_files(chosen):
+            shutil.copyfile(file, partial / file.name)
+        if dtype is not None:
+            _cast(partial, dtype)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _cast(folder: Path, dtype: str) -> None:
@@ -95,7 +117,11 @@ def _cast(folder: Path, dtype: str) -> None:
     from safetensors.torch import load_file, save_file
 
     for file in folder.glob("*.safetensors"):
-        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+        wanted = getattr(torch, dtype)
+        tensors = {
+            name: tensor.to(wanted) if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(file).items()
+        }
         save_file(tensors, file, metadata={"format": "pt"})
     config = folder / "config.json"
     told = json.loads(config.read_text(encoding="utf-8"))

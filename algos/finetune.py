@@ -71,6 +71,7 @@ class FineTuning:
         self._steps = [step for epoch in epochs for step in epoch]
         self._ends = list(itertools.accumulate(map(len, epochs)))
         self._digest = hashlib.sha256(b"".join(each.digest for each in (*training, *heldout))).hexdigest()
+        self._checkpoints = checkpoints.Checkpoints(folder / CHECKPOINTS, keep=1)
         self.done, source = checkpoints.find(folder / CHECKPOINTS) or (0, config.model.path)
         # Evaluation mode also while training, as the learner does: the same step gives the same loss again.
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True).eval()
@@ -79,7 +80,6 @@ class FineTuning:
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
-        self._checkpoints = checkpoints.Checkpoints(folder / CHECKPOINTS, keep=1)
         if self.done:
             self._restore(source)
         self._rewind()

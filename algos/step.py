@@ -222,7 +222,8 @@ def _columns(
         sizes = [len(sample.targets) for sample in batch.samples]
         parts = {name: values.cpu().split(sizes) for name, values in found.items()}
         for i, sample in enumerate(batch.samples):
-            known[place[id(sample)]] = {name: part[i] for name, part in parts.items()}
+            # Copied: a part that is a view would be sent with all that it is a part of.
+            known[place[id(sample)]] = {name: part[i].clone() for name, part in parts.items()}
     exchanged = ranks.exchange((known, computed))
     every = {i: found for others, _ in exchanged for i, found in others.items()}
     device = samples[0].mu.device if samples else None

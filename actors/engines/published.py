@@ -101,6 +101,13 @@ def verify(path: Path) -> Path:
     return folder
 
 
+def measure(path: Path) -> None:
+    """Compare only the sizes in a folder with a manifest, without reading its files. Raises as ``verify``."""
+    folder = path.resolve()
+    with _gone(path, folder):
+        _sizes(folder)
+
+
 def read(path: Path) -> dict[str, torch.Tensor]:
     """All tensors in ``path``, on the CPU, after the checks of ``verify``.
 
@@ -144,6 +151,15 @@ def _checked(folder: Path) -> list[Path]:
 
 def _sealed(folder: Path) -> list[Path]:
     """The safetensors files that the manifest lists, after all that it lists was compared."""
+    listed = _sizes(folder)
+    for file, expected in listed.items():
+        if (found := _sum(file)) != expected:
+            raise _differs(file, f"xxh3_128 {found.xxh3_128}", expected.xxh3_128)
+    return sorted(file for file in listed if file.suffix == ".safetensors")
+
+
+def _sizes(folder: Path) -> dict[Path, FileSum]:
+    """What the manifest lists, after their sizes were compared."""
     manifest = _parsed(Manifest, folder / MANIFEST)
     if manifest.checksum != (own := _own_sum(manifest)):
         raise _differs(folder / MANIFEST, f"checksum {own}", manifest.checksum)
@@ -155,10 +171,7 @@ def _sealed(folder: Path) -> list[Path]:
             raise _differs(file, f"{size} bytes", f"{expected.size} bytes")
     for file in sorted({*folder.glob("*.safetensors"), *folder.glob(INDEX)} - set(listed)):
         raise _differs(file, "a file that the manifest does not list", "none, since other programs would read it")
-    for file, expected in listed.items():
-        if (found := _sum(file)) != expected:
-            raise _differs(file, f"xxh3_128 {found.xxh3_128}", expected.xxh3_128)
-    return sorted(file for file in listed if file.suffix == ".safetensors")
+    return listed
 
 
 def _differs(file: Path, got: str, expected: str) -> ValueError:

@@ -1,4 +1,5 @@
 import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from algos.batching import PaddedBatch, TreeBatch, layout_for, micro_batches, padded_batches, sample_of
+from algos.ranks import Ranks
 from algos.step import LossSettings, accumulate, apply, with_old
 from trees.linearise import Path
 
@@ -65,6 +67,27 @@ def samples():
             mask = shared + [bool(rng.random() < 0.7) for _ in tail]
             found.append(sample_of(path(prefix + tail, mask, 0.8, rng), 1.1 - n / 3))
     return found
+
+
+class Told(Ranks):
+    """Keeps what it tells the others."""
+
+    def exchange(self, mine):
+        messages.append(mine)
+        return [mine]
+
+
+messages = []
+
+
+def test_what_ranks_tell_each_other_of_samples_is_no_longer_than_its_numbers(model):
+    messages.clear()
+    few = LossSettings(max_tokens=10_000)
+    with_old(model, samples() * 1, few, Told())
+    parts = [tensor for found in messages[0][0].values() for tensor in found.values()]
+    alone = [torch.zeros(len(part), dtype=part.dtype) for part in parts]
+    assert len(parts) == 2 * len(samples())
+    assert len(pickle.dumps(parts)) == len(pickle.dumps(alone))
 
 
 def gradients(model):
