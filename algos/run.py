@@ -284,7 +284,7 @@ async def _run(
     display.note("starting Ray, the proxy and the engine")
     log = RunLog(folder, config, display)
     try:
-        async with started(config, folder, model) as cluster:
+        async with started(config, folder, model, start) as cluster:
             await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished).run()
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
