@@ -1,8 +1,9 @@
 """What a resumed run takes over: episodes that had ended, of steps that it trains (again).
 
 Invariant: an episode is taken over only where the schedule asks for the same one, its tree is on disk, whole and of
-this episode, and it is within the staleness bound. A step whose episodes are all taken over is trained on the same trees from the same state, so it
-gives the version that it gave before; and no episode is in the log twice, since those taken over are not run.
+this episode, and it is within the staleness bound. A step whose episodes are all taken over is trained on the same
+trees from the same state, so it gives the version that it gave before; and no episode is in the log twice, since those
+taken over are not run.
 """
 
 from __future__ import annotations
