@@ -1,12 +1,15 @@
 """What a resumed run takes over: episodes that had ended, of steps that it trains (again).
 
-Invariant: an episode is taken over only where the schedule asks for the same one, its tree is on disk, and it is within
-the staleness bound. A step whose episodes are all taken over is trained on the same trees from the same state, so it
-gives the version that it gave before; and no episode is in the log twice, since those taken over are not run.
+Invariant: an episode is taken over only where the schedule asks for the same one, its tree is on disk, whole and of
+this episode, and it is within the staleness bound. A step whose episodes are all taken over is trained on the same
+trees from the same state, so it gives the version that it gave before; and no episode is in the log twice, since those
+taken over are not run.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,12 @@ from actors.coordinator import Finished, schedule_of
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.tasks.task import Task
+from trees import codec
+
+logger = logging.getLogger(__name__)
+
+_DIGITS = 1e-6
+"""To which a reward stands in a row (``algos.runlog``)."""
 
 
 def taken_over(
@@ -34,7 +43,7 @@ def taken_over(
         if step not in wanted:
             wanted[step] = {spec.id: spec for spec in schedule.step(step)}
         spec = wanted[step].get(row["id"])
-        if spec is not None and _same(row, spec) and _fresh(row, config) and _tree(run_dir, spec).is_file():
+        if spec is not None and _same(row, spec) and _fresh(row, config) and _has_tree(row, _tree(run_dir, spec)):
             found[spec.id] = _finished(row, spec)
     return found
 
@@ -45,12 +54,36 @@ def _same(row: Mapping[str, Any], spec: EpisodeSpec) -> bool:
 
 
 def _fresh(row: Mapping[str, Any], config: RunConfig) -> bool:
+    """A row without a report is of an episode whose tree was never finished."""
+    if not row.get("report"):
+        return False
     version = row["report"]["version"]
     return version is None or row["step"] - version <= config.async_.max_staleness
 
 
 def _tree(run_dir: Path, spec: EpisodeSpec) -> Path:
     return run_dir / "trees" / f"step_{spec.step:06d}" / f"{spec.id}.tree"
+
+
+def _has_tree(row: Mapping[str, Any], path: Path) -> bool:
+    """Whether the file can be trained as the episode of ``row``: a power cut may have left any bytes under its name."""
+    if not path.is_file():
+        return False
+    try:
+        meta = codec.decode(path.read_bytes()).meta
+    except (codec.CodecError, OSError) as error:
+        logger.warning("%s is left out, and its episode runs again: %s", path, error)
+        return False
+    # A filter drops an episode after its tree was told how it ended.
+    same_end = row["status"] == "dropped" or meta.get("status") == row["status"]
+    return meta.get("episode") == row["id"] and same_end and _alike(meta.get("reward"), row["reward"])
+
+
+def _alike(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        # In a row a figure that does not exist is null.
+        return all(value is None or not math.isfinite(value) for value in (one, other))
+    return math.isclose(one, other, rel_tol=0, abs_tol=_DIGITS)
 
 
 def _finished(row: Mapping[str, Any], spec: EpisodeSpec) -> Finished:

@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray import serve
@@ -39,6 +39,7 @@ from envs.sandbox.gc import start_time
 APP = "reins"
 _PREFIX = "reins-"
 _OWNER = "owner"
+_T = TypeVar("_T")
 _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception)\b.*:")
 
 
@@ -47,8 +48,11 @@ class StartError(RuntimeError):
 
 
 @asynccontextmanager
-async def started(config: RunConfig, run_dir: Path, model: Path) -> AsyncIterator[Cluster]:
-    """All parts, up and answering. ``model``: the policy's folder; a run folder with checkpoints goes on from them."""
+async def started(config: RunConfig, run_dir: Path, model: Path, start: int = 0) -> AsyncIterator[Cluster]:
+    """All parts, up and answering, at version ``start``: that of the newest checkpoint in the run folder, 0 for none.
+
+    ``model``: the policy's folder. Raises StartError.
+    """
     run_dir, model = run_dir.resolve(), model.resolve()
     if config.sandbox.root is not None:
         config.sandbox.root.mkdir(parents=True, exist_ok=True)
@@ -60,7 +64,9 @@ async def started(config: RunConfig, run_dir: Path, model: Path) -> AsyncIterato
     try:
         await uninterrupted(asyncio.to_thread(connect))
         try:
-            cluster = await uninterrupted(_start(config, run_dir, model, rooms, actors))
+            cluster = await uninterrupted(_start(config, run_dir, model, start, rooms, actors))
+        except StartError:
+            raise
         except (RayError, RuntimeError) as error:
             raise StartError(cause(error, APP)) from error
         yield cluster
@@ -91,15 +97,20 @@ def cause(error: Exception, app: str) -> str:
 
 
 def connect() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine."""
+    """Join the cluster that RAY_ADDRESS names, or start one on this machine. Raises StartError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # On a slow or busy machine a node takes longer than the 30 s that Ray gives it.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises that very class
+        raise StartError(f"Ray could not be started: {' '.join(str(error).split())}") from error
 
 
-async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, actors: list[Any]) -> Cluster:
+async def _start(config: RunConfig, run_dir: Path, model: Path, start: int, rooms: Path, actors: list[Any]) -> Cluster:
     ranks = _ranks(config, run_dir, model, f"{rooms.name}-learner")
     learner = LearnerGroup(ranks)
     shards = [
@@ -111,12 +122,9 @@ async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, act
     builders = Builders(shards)
     board = ray.remote(WeightsBoard).options(num_cpus=0, max_restarts=-1).remote()
     actors += [*ranks, *shards, board]
-    loading = asyncio.create_task(learner.load())
-    try:
-        proxy, engine = await asyncio.to_thread(_serve, config, run_dir, model, builders, board, rooms)
-        await loading
-    finally:
-        loading.cancel()
+    proxy, engine = await _loaded_and_served(
+        learner, run_dir / "weights", start, lambda: _serve(config, run_dir, model, builders, board, rooms)
+    )
     sandboxes = [
         ray.remote(SandboxActor)
         .options(num_cpus=0, max_restarts=-1, max_concurrency=4 * config.sandbox.concurrency + 8)
@@ -126,6 +134,33 @@ async def _start(config: RunConfig, run_dir: Path, model: Path, rooms: Path, act
     actors += sandboxes
     await asyncio.gather(*(actor.ping.remote() for actor in actors))
     return Cluster(run_dir, engine, proxy, builders, learner, sandboxes)
+
+
+async def _loaded_and_served(learner: LearnerGroup, weights: Path, start: int, serving: Callable[[], _T]) -> _T:
+    """What ``serving`` returns, with the learner at version ``start`` and no engine at any other.
+
+    An engine begins with the newest weights that are published and never goes back. Where a killed run has published
+    some after its last checkpoint, the learner must have published its own before an engine looks; otherwise both can
+    start at the same time. Raises StartError.
+    """
+    loading = asyncio.create_task(learner.load())
+    try:
+        if (weights / "LATEST").exists():
+            _at_start(await loading, start)
+        served = await asyncio.to_thread(serving)
+        _at_start(await loading, start)
+        return served
+    finally:
+        loading.cancel()
+
+
+def _at_start(version: int, start: int) -> None:
+    if version != start:
+        raise StartError(
+            f"the learner loaded the checkpoint of step {version}, expected that of step {start}, with which the run "
+            "goes on: the checkpoints changed meanwhile, or another machine sees others; check the run folder and "
+            "--resume again"
+        )
 
 
 def _ranks(config: RunConfig, run_dir: Path, model: Path, name: str) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayActorError
 
+from actors.engines.published import flush
 from configs.schema import TreesConfig
 from trees import codec, filters
 from trees.build import RecordError, TreeBuilder
@@ -108,6 +109,8 @@ class TreeBuilderActor:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{meta['episode']}.partial"
         partial.write_bytes(data)
+        # Else a power cut may leave the name without the bytes.
+        flush(partial)
         partial.rename(folder / f"{meta['episode']}.tree")
         if self._config.keep_steps is not None:
             old = self._run_dir / "trees" / f"step_{meta['step'] - self._config.keep_steps:06d}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -43,11 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config, folder = _settings(args)
         backend = check(config)
+        if args.resume:
+            _check_checkpoints(folder)
         if args.dry_run:
             _print(console, plan(config, backend, folder, args.resume))
             return 0
-        # The last row is written before the last checkpoint.
-        if args.resume and min(_trained(folder), _last_checkpoint(folder)) >= config.steps:
+        if args.resume and _complete(folder, config.steps):
             _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
         if backend == "process":
@@ -114,6 +116,14 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
     engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
     if config.engine.kind == "endpoint":
         engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
+    keeps = f"every {config.checkpoint.every} steps; the newest {config.checkpoint.keep} stay"
+    if config.checkpoint.keep_best:
+        keeps += f", and the best {config.checkpoint.keep_best}"
+        if not _scored(config):
+            keeps += (
+                " (none: no step before the last has both a checkpoint and an evaluation on held-out tasks; see "
+                "checkpoint.every, eval.every and checkpoint.keep_best)"
+            )
     policy = config.model.path or f"the tiny policy of the cold start ({config.coldstart.kind}; kept in a cache)"
     return "\n".join(
         [
@@ -126,9 +136,17 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
             f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
             f"evaluation  {evaluation}",
+            *([f"checkpoints {keeps}"] if config.steps else []),
             f"writes to   {folder}" + (f", going on after step {before}" if resume else ""),
         ]
     )
+
+
+def _scored(config: RunConfig) -> bool:
+    """Whether a checkpoint before the last has a score by which the best are told."""
+    evaluated = config.tasks.path is None or config.tasks.heldout
+    both = math.lcm(config.eval.every, config.checkpoint.every)
+    return bool(evaluated) and 0 < both < config.steps
 
 
 def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> int:
@@ -143,6 +161,8 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
         try:
             alike = resume and _same_episodes(folder, config)
             sets = _tasks(config, folder, display)
+            if not resume:
+                _write_settings(config, folder, display)
             model = _policy(config, display)
             asyncio.run(_interruptible(_run(config, folder, sets, model, resume, alike, display)))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -237,7 +257,6 @@ def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
     try:
         sets = load_sets(config.tasks, config.eval, folder / "tasks", config.seed)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_settings(config, folder, display)
     except (ValueError, OSError) as error:
         raise RunError(str(error)) from None
     for line in sets.skipped:
@@ -256,17 +275,22 @@ def _write_settings(config: RunConfig, folder: Path, display: Any) -> None:
     """Keep the settings with the run; those that an earlier part of it had are kept beside them."""
     path = folder / "config.yaml"
     new = dump(config)
-    if path.is_file() and (old := path.read_text(encoding="utf-8")) != new:
-        kept = folder / f"config.until_step_{_last_checkpoint(folder):06d}.yaml"
-        kept.write_text(old, encoding="utf-8")
-        display.say(f"settings changed; those of the steps before are in {kept.name}")
-    path.write_text(new, encoding="utf-8")
+    try:
+        if path.is_file() and (old := path.read_text(encoding="utf-8")) != new:
+            kept = folder / f"config.until_step_{_last_checkpoint(folder):06d}.yaml"
+            kept.write_text(old, encoding="utf-8")
+            display.say(f"settings changed; those of the steps before are in {kept.name}")
+        path.write_text(new, encoding="utf-8")
+    except OSError as error:
+        raise RunError(str(error)) from None
 
 
 async def _run(
     config: RunConfig, folder: Path, sets: Any, model: Path, resume: bool, alike: bool, display: Any
 ) -> None:
     """``alike``: episodes that ended before the resume are still what the settings ask for."""
+    from ray.exceptions import RayTaskError
+
     from actors.cluster import PartLostError
     from actors.coordinator import Coordinator, NothingWorksError
     from actors.resume import taken_over
@@ -280,16 +304,27 @@ async def _run(
             finished = taken_over(read_jsonl(folder / "episodes.jsonl"), config, sets.train, folder, start)
         # Without a checkpoint the evaluation before the first step happens again.
         rewind(folder, start or -1, finished)
+        # Not before: until they are gone, episodes of the settings before would pass for episodes of these.
+        _write_settings(config, folder, display)
         display.say(f"going on after step {start}, with {len(finished)} episodes that had ended")
     display.note("starting Ray, the proxy and the engine")
     log = RunLog(folder, config, display)
     try:
-        async with started(config, folder, model) as cluster:
+        async with started(config, folder, model, start) as cluster:
             await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished).run()
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
+    except RayTaskError as error:
+        (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
+        raise RunError(f"{_cause(error)} (where it happened: {folder / 'fault.txt'})") from None
     finally:
         log.close()
+
+
+def _cause(error: Any) -> str:
+    """What was raised in another process, in one line."""
+    words = str(error.cause).strip().splitlines()
+    return f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
 
 
 def _policy(config: RunConfig, display: Any) -> Path:
@@ -330,12 +365,33 @@ def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:
         raise RunError(str(error)) from None
 
 
-def _trained(folder: Path) -> int:
-    """Steps of a run that are trained and logged."""
+def _complete(folder: Path, steps: int) -> bool:
+    """Whether a run has all that it was to do: without steps, its evaluation."""
     from algos.runlog import read_jsonl
 
-    path = folder / "metrics.jsonl"
-    return max((row["step"] for row in read_jsonl(path)), default=0) if path.is_file() else 0
+    logged = max((row["step"] for row in read_jsonl(folder / "metrics.jsonl")), default=-1)
+    # The last row is written before the last checkpoint.
+    return min(logged, _last_checkpoint(folder)) >= steps
+
+
+def _check_checkpoints(folder: Path) -> None:
+    """Raise RunError where there are checkpoints and none can be read: a resume would begin anew, unasked."""
+    from actors.checkpoints import complete, find
+
+    there = complete(folder / "checkpoints")
+    if not there or find(folder / "checkpoints") is not None:
+        return
+    number, newest = there[-1]
+    try:
+        find(folder / "checkpoints", number)
+        reason = "it cannot be read"
+    except (ValueError, FileNotFoundError) as error:
+        reason = str(error).splitlines()[0]
+    raise RunError(
+        f"--resume {folder}: none of the {len(there)} checkpoints in {folder / 'checkpoints'} can be read; of the "
+        f"newest: {reason}. Start a new run from the weights of one of them, if those are whole (model.path={newest}), "
+        f"or remove {folder / 'checkpoints'} to begin this run at step 0"
+    )
 
 
 def _last_checkpoint(folder: Path) -> int:

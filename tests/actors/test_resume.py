@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from test_coordinator import Log, Parts, config, tasks
 
 from actors.coordinator import Coordinator
 from actors.resume import taken_over
 from algos.runlog import read_jsonl, rewind
+from trees import codec
+from trees.tree import Node, Tree
 
 SETTINGS = (
     "steps=8",
@@ -20,6 +23,10 @@ SETTINGS = (
     "eval.every=0",
     "checkpoint.every=2",
 )
+
+
+def tree(**meta):
+    return codec.encode(Tree((Node(0, -1, np.arange(3, dtype=np.int32)),), meta))
 
 
 class DiskLog(Log):
@@ -55,7 +62,7 @@ class DiskParts(Parts):
     async def build_tree(self, spec, outcome):
         path = self.folder / "trees" / f"step_{spec.step:06d}" / f"{spec.id}.tree"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"tree")
+        path.write_bytes(tree(episode=spec.id, status=outcome.status, reward=outcome.reward))
         return await super().build_tree(spec, outcome)
 
     async def train(self, step, groups):
@@ -117,7 +124,45 @@ async def test_what_cannot_be_trained_as_the_schedule_wants_it_is_run_again(tmp_
     (tmp_path / "trees" / "step_000002" / f"{rows[2]['id']}.tree").unlink()
     failed = rows[3] | {"status": "failed"}
     stale = rows[4] | {"report": rows[4]["report"] | {"version": 1}}
-    assert taken_over([rows[2], failed, stale], settings, tasks(8), tmp_path, 2) == {}
+    untold = rows[3] | {"report": None}
+    assert taken_over([rows[2], failed, stale, untold], settings, tasks(8), tmp_path, 2) == {}
     assert set(taken_over([rows[3], rows[4]], settings, tasks(8), tmp_path, 2)) == {rows[3]["id"], rows[4]["id"]}
     assert taken_over([rows[3]], config(*SETTINGS, "seed=1"), tasks(8), tmp_path, 2) == {}
     assert taken_over([rows[3]], config(*SETTINGS, "steps=3"), tasks(8), tmp_path, 2) == {}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda name, data: data[: len(data) // 2],
+        lambda name, data: b"",
+        lambda name, data: bytes(len(data)),
+        lambda name, data: data + data,
+        lambda name, data: tree(episode="another", status="completed", reward=1.0),
+        lambda name, data: tree(episode=name, status="truncated", reward=1.0),
+        lambda name, data: tree(episode=name, status="completed", reward=0.5),
+        lambda name, data: tree(episode=name, status="completed", reward=None),
+    ],
+)
+async def test_an_episode_whose_tree_is_damaged_or_of_another_is_run_again(tmp_path, spoil):
+    settings = config(*SETTINGS)
+    rows = {row["step"]: row for row in await ended(tmp_path, settings)}
+    path = tmp_path / "trees" / "step_000002" / f"{rows[2]['id']}.tree"
+    path.write_bytes(spoil(rows[2]["id"], path.read_bytes()))
+    assert set(taken_over(rows.values(), settings, tasks(8), tmp_path, 2)) == {rows[3]["id"], rows[4]["id"]}
+
+
+@pytest.mark.parametrize(
+    ("in_row", "in_tree"),
+    [
+        ({"reward": round(1 / 3, 6)}, {"reward": 1 / 3}),
+        ({"reward": None}, {"reward": float("nan")}),
+        ({"status": "dropped"}, {"status": "truncated"}),
+    ],
+)
+async def test_a_tree_says_what_a_row_says_shorter(tmp_path, in_row, in_tree):
+    settings = config(*SETTINGS)
+    row = next(row for row in await ended(tmp_path, settings) if row["step"] == 2) | in_row
+    path = tmp_path / "trees" / "step_000002" / f"{row['id']}.tree"
+    path.write_bytes(tree(**{"episode": row["id"], "status": "completed", "reward": 1.0} | in_tree))
+    assert set(taken_over([row], settings, tasks(8), tmp_path, 2)) == {row["id"]}

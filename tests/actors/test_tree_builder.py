@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,22 @@ async def test_a_finished_tree_goes_to_the_learner_and_to_disk(tmp_path: Path):
     stored = codec.decode((tmp_path / "trees" / "step_000004" / "e1.tree").read_bytes())
     assert stored.meta["reward"] == learner.trees[0].meta["reward"] == 1.0
     assert not list(tmp_path.rglob("*.partial"))
+
+
+async def test_the_bytes_of_a_tree_are_on_the_disk_before_its_name(tmp_path, monkeypatch):
+    seen = []
+
+    def fsync(handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        seen.append((path.name, len(codec.decode(path.read_bytes()).nodes), sorted(tmp_path.rglob("*.tree"))))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    actor = builder(tmp_path, Learner())
+    actor.add(packed(record(0)))
+    await actor.finish("s", 1, meta())
+    [(name, nodes, under_its_name)] = seen
+    assert (name, under_its_name) == ("e1.partial", [])
+    assert nodes > 1
 
 
 async def test_filters_and_kinds_add_up_to_what_was_sampled(tmp_path):

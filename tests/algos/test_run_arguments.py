@@ -1,11 +1,15 @@
 """The command line of ``algos.run``."""
 
+import json
 import sys
+from contextlib import asynccontextmanager
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from actors import coordinator, start
 from actors.engines.published import seal
-from algos import run
+from algos import run, runlog
 from configs.loader import dump, load
 
 
@@ -66,3 +70,130 @@ def test_settings_that_a_resume_changes_are_kept(tmp_path):
     assert "seed: 1" in (tmp_path / "config.until_step_000000.yaml").read_text()
     assert "seed: 2" in (tmp_path / "config.yaml").read_text()
     assert len(said) == 1
+
+
+def killed(folder, *settings):
+    """A run folder as a kill leaves it: settings, and the row of one training episode."""
+    (folder / "config.yaml").write_text(dump(load(None, ["tasks.train=8", "eval.tasks=2", *settings])))
+    row = {"id": "a", "step": 0, "split": "train", "status": "failed", "harness": "loop", "reason": "lost"}
+    (folder / "episodes.jsonl").write_text(json.dumps(row) + "\n")
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path_factory):
+    """What is in place of a run's parts: ``ran`` is told the step at which they start, and may raise ``fault``."""
+
+    class Ran(list):
+        fault = None
+
+    ran = Ran()
+
+    @asynccontextmanager
+    async def started(config, folder, model, at):
+        ran.append(at)
+        yield None
+
+    class Coordinator:
+        def __init__(self, *_): ...
+
+        async def run(self):
+            if ran.fault is not None:
+                raise ran.fault
+
+    monkeypatch.setattr(start, "started", started)
+    monkeypatch.setattr(coordinator, "Coordinator", Coordinator)
+    monkeypatch.setattr(run, "_policy", lambda config, display: tmp_path_factory.mktemp("policy"))
+    return ran
+
+
+def test_new_settings_hold_only_once_the_episodes_of_the_old_ones_are_gone(tmp_path, ran, monkeypatch):
+    folder = killed(tmp_path, "rollout.temperature=0.5", "wandb.mode=disabled")
+    before = (folder / "config.yaml").read_text()
+    resume = ["--resume", str(folder), "rollout.temperature=0.75"]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runlog, "rewind", interrupted)
+        assert run.main(resume) == 130
+    assert (folder / "config.yaml").read_text() == before
+    assert run.main(resume) == 0
+    assert "temperature: 0.75" in (folder / "config.yaml").read_text()
+    assert (folder / "config.until_step_000000.yaml").read_text() == before
+    assert (folder / "episodes.jsonl").read_text() == ""
+    assert ran == [0]
+
+
+def test_a_new_run_keeps_its_settings(tmp_path, ran):
+    assert run.main([f"dir={tmp_path}", "tasks.train=8", "eval.tasks=2", "wandb.mode=disabled", "seed=7"]) == 0
+    [path] = tmp_path.glob("*/config.yaml")
+    assert "seed: 7" in path.read_text()
+
+
+def test_a_resume_without_a_readable_checkpoint_changes_nothing(tmp_path, ran, capsys):
+    folder = killed(tmp_path, "wandb.mode=disabled")
+    for step in (2, 4):
+        checkpoint = folder / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "trainer.pt").write_bytes(b"state")
+        seal(checkpoint, step)
+        (checkpoint / "trainer.pt").write_bytes(b"other")
+    before = contents(folder)
+    assert run.main(["--resume", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert f"none of the 2 checkpoints in {folder / 'checkpoints'} can be read" in said
+    assert "xxh3_128" in said
+    assert f"model.path={folder / 'checkpoints' / 'step_000004'}" in said
+    assert f"remove {folder / 'checkpoints'}" in said
+    assert (contents(folder), ran) == (before, [])
+    (folder / "checkpoints" / "step_000002" / "trainer.pt").write_bytes(b"state")
+    assert run.main(["--resume", str(folder)]) == 0
+    assert ran == [2]
+
+
+def test_an_error_of_a_part_ends_the_run_with_its_cause_and_how_to_go_on(tmp_path, ran, capsys):
+    folder = killed(tmp_path, "wandb.mode=disabled")
+    error = ValueError("got loss nan, expected a number\nat token 7")
+    traceback = 'Traceback (most recent call last):\n  File "learner.py", line 7, in train\n    deep_inside()\n'
+    ran.fault = RayTaskError("train", f"{traceback}ValueError: got loss nan", error).as_instanceof_cause()
+    assert run.main(["--resume", str(folder)]) == 1
+    out, err = capsys.readouterr()
+    assert "stopped: ValueError: got loss nan, expected a number (where" in err
+    assert "Traceback" not in out + err
+    assert f"--resume {folder}" in out
+    whole = (folder / "fault.txt").read_text()
+    assert "deep_inside()" in whole
+    assert "\x1b" not in whole
+
+
+def test_an_evaluation_that_was_killed_is_run_by_a_resume(tmp_path, ran, capsys):
+    folder = killed(tmp_path, "steps=0", "wandb.mode=disabled")
+    assert run.main(["--resume", str(folder)]) == 0
+    assert ran == [0]
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert run.main(["--resume", str(folder)]) == 0
+    assert ran == [0]
+    assert "has all of its 0 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "none"),
+    [
+        (["eval.every=10", "checkpoint.every=5", "steps=11"], False),
+        (["eval.every=10", "checkpoint.every=5", "steps=10"], True),
+        (["eval.every=4", "checkpoint.every=5", "steps=20"], True),
+        (["eval.every=0", "checkpoint.every=5", "steps=20"], True),
+        (["eval.every=0", "checkpoint.every=5", "steps=20", "checkpoint.keep_best=0"], False),
+    ],
+)
+def test_a_plan_says_when_no_checkpoint_can_be_among_the_best(settings, none, tmp_path, capsys):
+    assert run.main(["--dry-run", f"dir={tmp_path}", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoints every 5 steps; the newest 3 stay" in said
+    assert ("no step before the last has both" in said) == none
