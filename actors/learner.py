@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -220,7 +221,13 @@ class Learner:
         if self._published != self._version:
             self.publish()
         stepped = self._policy.stepped
-        trainer = {"steps": step, "seed": self._seed, "stepped": stepped, "score": score, "rng": torch.get_rng_state()}
+        trainer: dict[str, Any] = {
+            "steps": step,
+            "seed": self._seed,
+            "stepped": stepped,
+            "score": score,
+            "rng": torch.get_rng_state(),
+        }
         trainer["shape"] = shape_of(self._settings)
         published = (self._run_dir / "weights" / f"v{step:08d}").resolve()
         state = self._policy.state(stepped)

@@ -221,7 +221,7 @@ def layout_for(model: PreTrainedModel, wanted: Layout) -> Layout:
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    stretched = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    stretched = {str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)}
     if found := sorted(stretched & {"dynamic", "longrope"}):
         raise ValueError(
             f"{type(model).__name__}: got rope_type {found[0]!r}, expected positions that do not depend on the longest "
