@@ -2,7 +2,7 @@
 
     python benchmarks/tree_attention.py                 writes results/tree_attention.json
     python benchmarks/tree_attention.py --divide 4      all lengths divided by four: a tenth of the time
-    python benchmarks/tree_attention.py --smoke         divided by eight, to see that it works
+    python benchmarks/tree_attention.py --smoke         divided by sixteen, to see that it works
     python benchmarks/tree_attention.py --crossover     only where the tree begins to pay, by tokens spared
     python benchmarks/tree_attention.py --device cuda   bfloat16, FlexAttention against SDPA, a longer group
 
@@ -76,7 +76,7 @@ SHAPES = {
 
 LENGTHS = {"cpu": (8192, 1024), "cuda": (20_000, 4000)}
 """Tokens of a group's prompt, and of each episode's own."""
-SMOKE = 8
+SMOKE = 16
 EPISODES = 8
 CROSSOVER_TOKENS = (256, 1024, 2048)
 CROSSOVER_SHARED = (0.01, 0.02, 0.04, 0.07, 0.12)
