@@ -213,7 +213,7 @@ def _plan(config: SftConfig, data: _Data, out: Path) -> str:
 def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int:
     from safetensors import SafetensorError
 
-    from algos.finetune import METRICS, FineTuning
+    from algos.finetune import CHECKPOINTS, METRICS, FineTuning
     from algos.runlog import read_jsonl
 
     began = time.monotonic()
@@ -239,6 +239,10 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
         except ConfigError:
             raise
         except (OSError, ValueError, SafetensorError) as error:
+            if not (folder / CHECKPOINTS).exists():
+                # Nothing was trained: the same command with a better model may take the same place.
+                for name in (_SAVED, METRICS):
+                    (folder / name).unlink(missing_ok=True)
             raise ConfigError(f"model.path: {config.model.path}: {error}") from None
         bar.update(task, completed=work.done)
         work.run()

@@ -136,8 +136,10 @@ def _files(path: Path) -> list[Path]:
         raise DataError(
             f"data.path: {path} is not there; expected a .tree or .jsonl file, a folder of them, or a run folder"
         )
-    # In a run folder lie JSON lines too, which are no messages.
-    found = sorted(file for file in path.rglob("*.tree") if file.is_file()) or sorted(path.glob("*.jsonl"))
+    found = sorted(file for file in path.rglob("*.tree") if file.is_file())
+    if not (found and (path / "metrics.jsonl").is_file()):
+        # The JSON lines of a run folder are no messages.
+        found += sorted(path.glob("*.jsonl"))
     if not found:
         raise DataError(
             f"data.path: {path} holds no .tree and no .jsonl file; expected either, or a run folder whose first "

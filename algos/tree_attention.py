@@ -86,7 +86,8 @@ def tree_attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [1, H, N, D], key and value [1, G, N, D], H a multiple of G; out [1, N, H, D]."""
-    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
+    remedy = "train this model with learner.layout=paths, or layout=paths in algos.sft"
+    _refuse_changes(remedy, attention_mask=attention_mask, dropout=dropout or None, **rest)
     assert query.shape[0] == 1
     if isinstance(tree_layout, BlockMask):
         out = flex_trees.attend(query, key, value, tree_layout, scaling)
@@ -107,18 +108,16 @@ def causal_attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: query [B, H, T, D], key and value [B, G, T, D]; out [B, T, H, D]."""
-    _refuse_changes(attention_mask=attention_mask, dropout=dropout or None, **rest)
+    remedy = "this model cannot be trained in any layout"
+    _refuse_changes(remedy, attention_mask=attention_mask, dropout=dropout or None, **rest)
     return path_attention.attend_causally(query, key, value, scaling).transpose(1, 2).contiguous(), None
 
 
-def _refuse_changes(**arguments: Any) -> None:
+def _refuse_changes(remedy: str, **arguments: Any) -> None:
     """Raise ``ValueError`` when a layer asks for what would be left out in silence."""
     asked = [name for name in _CHANGES if arguments.get(name) is not None]
     if asked:
-        raise ValueError(
-            f"got an attention layer with {', '.join(asked)}, expected plain attention: train this model with "
-            "learner.layout=paths"
-        )
+        raise ValueError(f"got an attention layer with {', '.join(asked)}, expected plain attention: {remedy}")
 
 
 AttentionInterface.register(TREE, tree_attention)

@@ -21,13 +21,13 @@ from trees.tree import NO_IDS, Node, Tree
 VOCABULARY = 24
 
 
-def tiny_model(seed: int = 0) -> Qwen3ForCausalLM:
+def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY, layers: int = 1) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,

@@ -3,9 +3,11 @@
 import pickle
 import traceback
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from actors.engines import weights
 from actors.learner import Learner
@@ -30,11 +32,24 @@ def learner_of(case, ranks):
     return Learner(case["model"], case["run"], LearnerConfig(**settings), total_steps=8, keep=9, ranks=ranks)
 
 
+def in_double(path):
+    """The model in float64 throughout: its norms would round every token to float32 on their way."""
+    model = causal_model(path).double()
+    for module in model.modules():
+        if isinstance(module, Qwen3RMSNorm):
+            module.forward = partial(_norm, module)
+    return model
+
+
+def _norm(module, hidden):
+    return module.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + module.variance_epsilon)
+
+
 def trained(case, ranks):
     """Metrics of each step of a case, whose trees lie on disk, with the weights published after the last."""
     learner = learner_of(case, ranks)
     if case.get("double"):
-        learner._policy._build = lambda path: causal_model(path).double()
+        learner._policy._build = in_double
         learner._policy.open(case["model"])
     if case.get("load"):
         assert learner.load() == case["steps"][0][0]

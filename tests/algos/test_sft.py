@@ -121,6 +121,9 @@ def test_a_model_that_cannot_be_read_and_a_place_that_cannot_be_written_are_told
     shutil.copytree(policy, broken)
     (broken / "model.safetensors").unlink()
     assert sft.main(arguments(broken, rows, tmp_path / "out")) == 2
+    (broken / "model.safetensors").write_bytes((policy / "model.safetensors").read_bytes()[:1000])
+    assert sft.main(arguments(broken, rows, tmp_path / "out")) == 2
+    assert sft.main(arguments(policy, rows, tmp_path / "out", "epochs=1")) == 0
     (broken / "config.json").write_text("{}")
     assert sft.main(arguments(broken, rows, tmp_path / "other")) == 2
     assert capsys.readouterr().err.count(f"model.path: {broken}") >= 1

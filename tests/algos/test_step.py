@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from tree_cases import moved, tiny_model
 
 from algos.batching import PaddedBatch, TreeBatch, layout_for, micro_batches, padded_batches, sample_of
 from algos.ranks import Ranks
@@ -17,28 +18,7 @@ VOCABULARY = 40
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.4,
-    )
-    return Qwen3ForCausalLM(config).double().eval()
-
-
-def moved(model):
-    """The same model after a step that is large enough to set off both clips."""
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    return other
+    return tiny_model(vocabulary=VOCABULARY, layers=2)
 
 
 def path(ids, mask, temperature, rng):
@@ -95,7 +75,7 @@ def gradients(model):
 
 
 def test_samples_without_advantage_count_as_tokens_only(model):
-    now = moved(model)
+    now = moved(model, 0.02)
     known, *_ = with_old(model, samples(), LossSettings())
     idle = replace(known[0], advantages=torch.zeros_like(known[0].advantages))
     now.zero_grad()

@@ -151,6 +151,12 @@ def test_a_damaged_tree_and_one_of_another_tokenizer_are_named(rendering, tmp_pa
     assert len(read(tmp_path, rendering, skip_bad=True).trajectories) == 1
 
 
+def test_a_folder_of_trees_and_conversations_gives_both(rendering, tmp_path):
+    (tmp_path / "a.tree").write_bytes(codec.encode(stored("a", 1.0)))
+    write(tmp_path / "rows.jsonl", [{"messages": [{"role": "user", "content": "u"}, said("a")]}])
+    assert len(read(tmp_path, rendering).trajectories) == 2
+
+
 def test_a_prompt_is_trained_or_held_out_whatever_was_answered(rendering, tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"u{i % 10}"}, said(f"a{i}")]} for i in range(40)]
     loaded = read(write(tmp_path / "rows.jsonl", rows), rendering)
