@@ -97,7 +97,7 @@ def tree_of(shape: Sequence[Call], seed: int) -> Tree:
                 sampled=True,
                 logprobs=rng.uniform(-4.5, -1.5, sampled).astype(np.float32),
                 versions=(VersionSpan(0, 0, sampled),),
-                temperature=float(rng.choice([0.7, 1.0])),
+                temperature=float(rng.choice([0.0, 0.7, 1.0])),
                 call=f"c{number}",
                 ordinal=number,
                 kind="side" if kind == "side" else "main",

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tree_cases import (
 )
 
 from algos.advantages import ESTIMATORS
+from algos.critic import value_head
 from algos.episodes import flat, nested, with_gae
 from algos.losses import Objective
 from algos.step import LossSettings, accumulate, accumulate_values, with_old, with_values
@@ -175,6 +177,57 @@ def test_critic_and_policy_of_ppo_equal_the_reference(episodes, way, rates):
     if expected.requires_grad:
         expected.backward()
     close(found, (expected.item(), gradients(now)))
+
+
+class OnThePolicy:
+    """A value head on a policy's hidden states, as the reference takes a critic."""
+
+    def __init__(self, policy, head):
+        self.policy, self.head = policy, head
+
+    def __call__(self, input_ids):
+        return SimpleNamespace(logits=self.head(self.policy.model(input_ids=input_ids).last_hidden_state))
+
+
+@functools.cache
+def heads():
+    before = value_head(tiny_model().config.hidden_size).double()
+    torch.manual_seed(1)
+    torch.nn.init.normal_(before.weight, 0, 0.3)
+    return before, moved(before, 0.1)
+
+
+@relaxed
+@given(batches(3), ways, st.sampled_from([0.37, 2.0]))
+def test_a_critic_on_the_policys_states_equals_the_reference(episodes, way, coefficient):
+    """Both losses in one pass, the gradient of their sum, and that of the head when it learns alone."""
+    old, now, *_ = models()
+    old_head, head = heads()
+    chosen = replace(loss_settings(way), value_coef=coefficient)
+    samples = [samples_of(episode) for episode in episodes]
+    filled, *_ = with_old(old, flat(samples), chosen, head=old_head)
+    trained = with_gae(nested(filled, samples), [episode.reward for episode in episodes], 0.95, 0.7)
+    now.zero_grad()
+    head.zero_grad()
+    done = accumulate(now, trained, chosen, head=head)
+    found = torch.cat([gradients(now), gradients(head)])
+    head.zero_grad()
+    accumulate_values(now, trained, chosen, head=head)
+    alone = gradients(head)
+
+    with torch.no_grad():
+        before = [{t: float(v) for t, v in values(OnThePolicy(old, old_head), e.tree).items()} for e in episodes]
+    advantages = [tree_gae(e.tree, e.reward, known, 0.95, 0.7) for e, known in zip(episodes, before, strict=True)]
+    returns = [{t: a + known[t] for t, a in mine.items()} for mine, known in zip(advantages, before, strict=True)]
+    now.zero_grad()
+    head.zero_grad()
+    loss = policy_loss(now, old, episodes, advantages, OBJECTIVES[way["objective"]], *way["rule"])
+    of_values = value_loss(OnThePolicy(now, head), OnThePolicy(old, old_head), episodes, returns, 0.05, *way["rule"])
+    both = loss + coefficient * of_values
+    if both.requires_grad:
+        both.backward()
+    close((done.loss, found), (loss.item(), torch.cat([gradients(now), gradients(head)])))
+    close((done.value_loss, alone), (of_values.item(), gradients(head)))
 
 
 @relaxed
