@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,11 +263,10 @@ def peak(
         forward_backward(model, largest(side, samples, bound))
         model.zero_grad()
         return torch.cuda.max_memory_allocated() - before
-    # A process of its own, since the high-water mark of this one never falls.
-    command = [sys.executable, __file__, "--peak", name, side, str(bound)]
-    command += ["--threads", str(args.threads), "--divide", str(args.divide)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(done.stdout.split()[-1])
+    # A process of its own, since memory that this one held before would be taken again.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(1, context) as alone:
+        return alone.submit(peak_here, name, side, bound, args.threads, args.divide).result()
 
 
 def largest(side: str, samples: Sequence[Sample], bound: int) -> list[MicroBatch]:
@@ -274,16 +274,16 @@ def largest(side: str, samples: Sequence[Sample], bound: int) -> list[MicroBatch
     return [max(batches_of(side, samples, bound), key=lambda batch: batch.computed)]
 
 
-def print_peak(args: argparse.Namespace) -> None:
-    name, side, bound = args.peak
+def peak_here(name: str, side: str, bound: int, threads: int, divide: int) -> int:
+    """Bytes by which this process grows, beyond its model."""
+    torch.set_num_threads(threads)
     model = model_of(SHAPES["cpu"], "cpu")
-    samples = WORKLOADS[name]("cpu", SHAPES["cpu"].vocab_size, args.divide)
-    batches = largest(side, samples, int(bound))
+    batches = largest(side, WORKLOADS[name]("cpu", SHAPES["cpu"].vocab_size, divide), bound)
     # Linux: the high-water mark begins anew at what is held now.
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     forward_backward(model, batches)
-    print(resident("VmHWM") - before)
+    return resident("VmHWM") - before
 
 
 def resident(field: str) -> int:
@@ -365,12 +365,8 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=RESULTS, metavar="FILE", help="default: results/tree_attention.json"
     )
-    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.peak:
-        print_peak(args)
-        return
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: got no GPU that this torch sees, expected one; leave it out to measure on the CPU")
     args.divide = SMOKE if args.smoke else args.divide
