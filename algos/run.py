@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from configs.loader import ConfigError, describe, dump, load
+from algos.run_folder import RunError, check_checkpoints, is_complete, last_checkpoint, same_episodes, write_settings
+from configs.loader import ConfigError, describe, load
 from configs.schema import RunConfig
 
 _EPILOG = """\
@@ -33,10 +34,6 @@ settings (key = default):
 _LONGEST_ROOT = 60
 
 
-class RunError(RuntimeError):
-    """The run cannot start or go on; the message says why and what to do."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 the run stopped on a fault, 2 wrong settings, 130 interrupted."""
     args = _arguments(argv)
@@ -45,11 +42,11 @@ def main(argv: list[str] | None = None) -> int:
         config, folder = _settings(args)
         backend = check(config)
         if args.resume:
-            _check_checkpoints(folder)
+            check_checkpoints(folder)
         if args.dry_run:
             _print(console, plan(config, backend, folder, args.resume))
             return 0
-        if args.resume and _complete(folder, config.steps):
+        if args.resume and is_complete(folder, config.steps):
             _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
         if backend == "process":
@@ -106,7 +103,7 @@ def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
 def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = None) -> str:
     """What a run with these settings would do, in a few lines."""
     per_step = config.rollout.groups * config.rollout.group_size
-    before = _last_checkpoint(folder) if resume else 0
+    before = last_checkpoint(folder) if resume else 0
     evaluation = f"{config.eval.tasks} tasks of each set" + (" before and after" if config.steps else "")
     if config.eval.every and config.steps:
         evaluation = f"every {config.eval.every} steps, {evaluation}"
@@ -159,10 +156,10 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
     _print(console, f"run folder {folder}")
     with LiveDisplay(config.steps, f"Reins  {folder.name}", console) as display:
         try:
-            alike = resume and _same_episodes(folder, config)
+            alike = resume and same_episodes(folder, config)
             sets = _tasks(config, folder, display)
             if not resume:
-                _write_settings(config, folder, display)
+                write_settings(config, folder, display)
             model = _policy(config, display)
             asyncio.run(_interruptible(_run(config, folder, sets, model, resume, alike, display)))
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -264,27 +261,6 @@ def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
     return sets
 
 
-def _same_episodes(folder: Path, config: RunConfig) -> bool:
-    """Whether the settings that a run had make the same episodes as these."""
-    others = {"name", "dir", "steps", "learner", "eval", "checkpoint", "wandb"}
-    before = load(folder / "config.yaml", [])
-    return before.model_dump(exclude=others) == config.model_dump(exclude=others)
-
-
-def _write_settings(config: RunConfig, folder: Path, display: Any) -> None:
-    """Keep the settings with the run; those that an earlier part of it had are kept beside them."""
-    path = folder / "config.yaml"
-    new = dump(config)
-    try:
-        if path.is_file() and (old := path.read_text(encoding="utf-8")) != new:
-            kept = folder / f"config.until_step_{_last_checkpoint(folder):06d}.yaml"
-            kept.write_text(old, encoding="utf-8")
-            display.say(f"settings changed; those of the steps before are in {kept.name}")
-        path.write_text(new, encoding="utf-8")
-    except OSError as error:
-        raise RunError(str(error)) from None
-
-
 async def _run(
     config: RunConfig, folder: Path, sets: Any, model: Path, resume: bool, alike: bool, display: Any
 ) -> None:
@@ -297,7 +273,7 @@ async def _run(
     from actors.start import StartError, started
     from algos.runlog import RunLog, read_jsonl, rewind
 
-    start = _last_checkpoint(folder) if resume else 0
+    start = last_checkpoint(folder) if resume else 0
     finished: dict[str, Any] = {}
     if resume:
         if alike:
@@ -305,7 +281,7 @@ async def _run(
         # Without a checkpoint the evaluation before the first step happens again.
         rewind(folder, start or -1, finished)
         # Not before: until they are gone, episodes of the settings before would pass for episodes of these.
-        _write_settings(config, folder, display)
+        write_settings(config, folder, display)
         display.say(f"going on after step {start}, with {len(finished)} episodes that had ended")
     display.note("starting Ray, the proxy and the engine")
     log = RunLog(folder, config, display)
@@ -365,46 +341,10 @@ def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:
         raise RunError(str(error)) from None
 
 
-def _complete(folder: Path, steps: int) -> bool:
-    """Whether a run has all that it was to do: without steps, its evaluation."""
-    from algos.runlog import read_jsonl
-
-    logged = max((row["step"] for row in read_jsonl(folder / "metrics.jsonl")), default=-1)
-    # The last row is written before the last checkpoint.
-    return min(logged, _last_checkpoint(folder)) >= steps
-
-
-def _check_checkpoints(folder: Path) -> None:
-    """Raise RunError where there are checkpoints and none can be read: a resume would begin anew, unasked."""
-    from actors.checkpoints import complete, find
-
-    there = complete(folder / "checkpoints")
-    if not there or find(folder / "checkpoints") is not None:
-        return
-    number, newest = there[-1]
-    try:
-        find(folder / "checkpoints", number)
-        reason = "it cannot be read"
-    except (ValueError, FileNotFoundError) as error:
-        reason = str(error).splitlines()[0]
-    raise RunError(
-        f"--resume {folder}: none of the {len(there)} checkpoints in {folder / 'checkpoints'} can be read; of the "
-        f"newest: {reason}. Start a new run from the weights of one of them, if those are whole (model.path={newest}), "
-        f"or remove {folder / 'checkpoints'} to begin this run at step 0"
-    )
-
-
-def _last_checkpoint(folder: Path) -> int:
-    from actors.checkpoints import find
-
-    found = find(folder / "checkpoints")
-    return found[0] if found else 0
-
-
 def _next_steps(folder: Path, resumable: bool) -> str:
     command = f"{_typed('python')} -m algos.run"
     lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
-    newest = _last_checkpoint(folder)
+    newest = last_checkpoint(folder)
     if (folder / "trees").is_dir():
         lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
     if (folder / "wandb").is_dir():

@@ -9,7 +9,7 @@ from ray.exceptions import RayTaskError
 
 from actors import coordinator, start
 from actors.engines.published import seal
-from algos import run, runlog
+from algos import run, run_folder, runlog
 from configs.loader import dump, load
 
 
@@ -66,7 +66,7 @@ def test_settings_that_a_resume_changes_are_kept(tmp_path):
     said = []
     display = type("Display", (), {"say": staticmethod(said.append)})
     for settings in (["seed=1"], ["seed=1"], ["seed=2"]):
-        run._write_settings(load(None, settings), tmp_path, display)
+        run_folder.write_settings(load(None, settings), tmp_path, display)
     assert "seed: 1" in (tmp_path / "config.until_step_000000.yaml").read_text()
     assert "seed: 2" in (tmp_path / "config.yaml").read_text()
     assert len(said) == 1
