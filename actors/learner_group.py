@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ray
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ray.exceptions import RayActorError
 
 from actors.learner import Learner
+from actors.one_writer import hold
 from algos.ranks import ALONE, Ranks
 from configs.learner import LearnerConfig
 
@@ -46,11 +47,13 @@ class LearnerRank:
 
     def __init__(self, model_path: Path, run_dir: Path, settings: LearnerConfig, rank: int = 0, **more: Any) -> None:
         self._arguments = (model_path, run_dir, settings)
+        self._run_dir = run_dir
         self._more = more
         self._settings = settings
         self._rank = rank
         self._learner: Learner | None = None
         self._early: list[bytes] = []
+        self._lock: IO[bytes] | None = None
 
     def ping(self) -> bool:
         """True, as soon as nothing else runs."""
@@ -66,6 +69,9 @@ class LearnerRank:
     def join(self, address: str) -> int:
         """Meet the other ranks, and go on from the newest checkpoint; returns the policy version."""
         torch.set_num_threads(self._settings.threads)
+        if self._rank == 0 and self._lock is None:
+            # Of a run that was killed, the learner may outlive the rest by a moment, and be in the middle of a save.
+            self._lock = hold(self._run_dir)
         if self._learner is None:
             self._learner = Learner(*self._arguments, **self._more, ranks=self._met(address))
             for data in self._early:

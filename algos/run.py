@@ -269,10 +269,17 @@ async def _run(
 
     from actors.cluster import PartLostError
     from actors.coordinator import Coordinator, NothingWorksError
+    from actors.one_writer import hold
     from actors.resume import taken_over
     from actors.start import StartError, started
     from algos.runlog import RunLog, read_jsonl, rewind
 
+    if resume:
+        try:
+            # Its checkpoints are settled only when the learner of the part before is gone.
+            (await asyncio.to_thread(hold, folder)).close()
+        except TimeoutError as error:
+            raise RunError(str(error)) from None
     start = last_checkpoint(folder) if resume else 0
     finished: dict[str, Any] = {}
     if resume:
