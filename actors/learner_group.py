@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError
 
 from actors.learner import Learner
 from actors.one_writer import hold
+from actors.sharding import backend
 from algos.ranks import ALONE, Ranks
 from configs.learner import LearnerConfig
 
@@ -103,11 +104,12 @@ class LearnerRank:
         size = self._settings.ranks
         if size == 1:
             return ALONE
-        kind = torch.device(self._settings.device).type
-        if kind == "cuda":
+        device = self._settings.device
+        if torch.device(device).type == "cuda":
             torch.cuda.set_device(0)
-        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=address, rank=self._rank, world_size=size, timeout=_MEETING)
+        dist.init_process_group(
+            backend(device), init_method=address, rank=self._rank, world_size=size, timeout=_MEETING
+        )
         return Ranks(self._rank, size, dist.new_group(backend="gloo", timeout=timedelta(days=1)))
 
 

@@ -52,7 +52,7 @@ def prepare(model: Any, settings: LearnerConfig, ranks: Ranks) -> Any:
     if ranks.size == 1 and settings.dtype == "float32":
         return model.to(settings.device)
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend(settings.device), store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(torch.device(settings.device).type, (ranks.size,))
     narrow = settings.dtype == "bfloat16"
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if narrow else MixedPrecisionPolicy()
@@ -66,6 +66,11 @@ def prepare(model: Any, settings: LearnerConfig, ranks: Ranks) -> Any:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def backend(device: str) -> str:
+    """What ranks on such a device talk through: CPU tensors always go through gloo."""
+    return "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
 
 
 def merged(weights: Mapping[str, Tensor], lora: LoraSettings | None) -> dict[str, Tensor]:
