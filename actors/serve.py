@@ -31,6 +31,7 @@ from actors.proxy import MODEL, Proxy
 from actors.session_contract import SessionSpec, Summary
 from actors.start import cause, connect
 from actors.tree_builder import TreeBuilderActor
+from configs.base import DEVICE
 from configs.proxy import ProxyConfig, SessionLimits
 from configs.schema import EngineConfig, TreesConfig
 from envs.harnesses.pointers import pointers
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     if not (args.model / "config.json").is_file():
         console.print(f"--model {args.model}: no config.json there; expected a Hugging Face model folder", style="red")
+        return 2
+    if not DEVICE.fullmatch(args.device):
+        console.print(f"--device {args.device}: expected cpu, cuda or cuda:N", style="red")
         return 2
     if args.port and not _is_free(args.port):
         console.print(f"--port {args.port}: it is taken; expected a free port, or 0 for one", style="red")

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+def _device(value: str) -> str:
+    if not DEVICE.fullmatch(value):
+        raise ValueError(f"got {value!r}, expected cpu, cuda or cuda:N")
+    return value
+
+
+Device = Annotated[str, AfterValidator(_device)]
+"""Where a model computes, as torch names it."""
 
 
 class Config(BaseModel):

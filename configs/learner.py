@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config
+from configs.base import Config, Device
 
 
 class LoraSettings(Config):
@@ -156,7 +156,7 @@ class LearnerConfig(Config):
         False, description="Compute activations again in the backward pass: less memory, a third more work."
     )
     threads: int = Field(1, ge=1, description="CPU threads of each rank of the learner.")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N.")
     gpus: float | None = Field(
         None, ge=0, description="GPUs that Ray sets aside for each rank; none: 1 on cuda, else 0."
     )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config
+from configs.base import Config, Device
 from configs.learner import LearnerConfig
 from configs.proxy import ProxyConfig
 
@@ -216,7 +216,7 @@ class EngineConfig(Config):
     slots: int = Field(96, ge=1, description="Sequences whose keys and values are held.")
     max_len: int = Field(1024, ge=32, description="Longest sequence in tokens, prompt and answer together.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Number format of the weights.")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N.")
 
 
 class UpdateConfig(Config):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from configs.base import Config
+from configs.base import Config, Device
 
 
 def _listed(value: Any) -> Any:
@@ -85,4 +85,4 @@ class SftConfig(Config):
     )
     checkpoint_every: int = Field(50, ge=1, description="Optimiser steps between checkpoints, for --resume.")
     threads: int = Field(1, ge=1, description="CPU threads.")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,18 @@ def require_docker() -> None:
     """``require`` a Docker engine that answers, and the image."""
     fault = unavailable("docker")
     require(not fault, fault)
+
+
+def cold_policy() -> Path:
+    """The folder of the quickstart's policy of seed 0; of the tests that ask for it at the same time one makes it."""
+    from algos.coldstart import coldstart
+    from configs.schema import ColdstartConfig
+
+    cache = ColdstartConfig().cache.expanduser()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".tests").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return coldstart(cache, 0)
 
 
 def require(part: bool, how_to_install: str) -> None:

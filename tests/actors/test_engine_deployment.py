@@ -22,7 +22,7 @@ from actors.engines.deployment import bound
 from actors.handles import HandleEngine
 from configs.schema import EngineConfig
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.xdist_group("deployment")]
 
 PROMPT = list(range(20))
 

@@ -23,7 +23,7 @@ from configs.proxy import ProxyConfig
 from trees import codec
 from trees.record import VersionSpan
 
-pytestmark = [pytest.mark.harness, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(240), pytest.mark.xdist_group("proxy-serve")]
 SESSIONS, TURNS, DIES_AT, REPLICAS = 6, 8, 16, 2
 
 

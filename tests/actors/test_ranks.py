@@ -15,7 +15,11 @@ from actors.engines import weights
 from algos.ranks import ALONE, balanced
 
 SIZE = 4
-real = pytest.mark.harness
+
+
+def real(test):
+    """Of those that look at what the same ranks did."""
+    return pytest.mark.harness(pytest.mark.xdist_group("ranks")(test))
 
 
 def on_ranks(size, cases, folder):

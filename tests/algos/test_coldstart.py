@@ -5,11 +5,11 @@ import json
 
 import pytest
 import torch
+from needs import cold_policy
 from safetensors.torch import load_file
 
 from algos.coldstart import coldstart, fingerprint, main
 from algos.recipe import REPORT, ColdstartError, ColdstartReport, Recipe
-from configs.schema import ColdstartConfig
 
 SHORT = Recipe(
     batch=8, transcripts=16, probes=1, first_look=1, look_every=1, goal=0.0, full_steps=2, decay_steps=1, more_steps=1,
@@ -72,9 +72,7 @@ def test_the_command_refuses_to_overwrite(tmp_path, capsys):
 @pytest.mark.learning
 @pytest.mark.timeout(900)
 def test_targets():
-    """In the cache, where the tests that follow find it."""
-    folder = coldstart(ColdstartConfig().cache.expanduser(), 0)
-    report = ColdstartReport(**json.loads((folder / REPORT).read_text()))
+    report = ColdstartReport(**json.loads((cold_policy() / REPORT).read_text()))
     assert report.greedy_mean <= 0.25
     assert min(report.sampled.values()) >= 0.12
     assert report.sampled_mean >= 0.2

@@ -7,18 +7,17 @@ from random import Random
 import pytest
 import torch
 from message_rows import GOOD, desk_row, write
+from needs import cold_policy
 from transformers import AutoModelForCausalLM
 
 from actors import checkpoints
 from actors.rendering import Rendering
 from algos import sft
-from algos.coldstart import coldstart
 from algos.finetune import FineTuning
 from algos.imitation import chances, transcribe
 from algos.runlog import read_jsonl
 from algos.tiny import build_model, build_tokenizer
 from configs.loader import load_as
-from configs.schema import ColdstartConfig
 from configs.sft import SftConfig
 from envs.tasks.desk import generate
 
@@ -178,7 +177,7 @@ def test_the_settings_file_is_valid_and_changes_no_default():
 @pytest.mark.timeout(1500)
 def test_a_policy_with_bad_habits_learns_the_right_way_from_rows(tmp_path):
     """Held-out tasks of the quickstart's policy, by the chance of the right way, which has no sampling noise."""
-    start = coldstart(ColdstartConfig().cache.expanduser(), seed=0)
+    start = cold_policy()
     tasks = generate("train", 160, 5)
     rows = write(tmp_path / "rows.jsonl", [desk_row(task, Random(i)) for i, task in enumerate(tasks)])
     more = [f"model.path={start}", f"data.path={rows}", f"out={tmp_path / 'out'}"]

@@ -7,25 +7,22 @@ from pathlib import Path
 
 import pytest
 from dialects import DIALECTS
-from needs import require
+from needs import cold_policy, require
 from scenarios import SCENARIOS
 from stage import perform
 
 from actors.engines.transformers import TransformersEngine
 from actors.rendering import Rendering
-from algos.coldstart import coldstart
-from configs.schema import RunConfig
 from envs.harnesses.external.releases import missing, releases
 from envs.sandbox.create import unavailable
 
-# One after the other: they share a cold start.
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600), pytest.mark.xdist_group("policy")]
 CONTEXT = 32_768
 
 
 @pytest.fixture(scope="module")
 def policy() -> Path:
-    return coldstart(RunConfig().coldstart.cache.expanduser(), 0)
+    return cold_policy()
 
 
 @pytest.mark.parametrize("name", list(DIALECTS))

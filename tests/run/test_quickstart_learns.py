@@ -2,8 +2,7 @@
 
 import pytest
 from live import statuses_add_up
-
-from configs.schema import ColdstartConfig
+from needs import cold_policy
 
 STEPS = 14
 
@@ -11,10 +10,8 @@ STEPS = 14
 @pytest.mark.learning
 @pytest.mark.timeout(1500)
 def test_greedy_success_on_held_out_tasks_rises(launch):
-    cache = ColdstartConfig().cache
-    run = launch(
-        f"coldstart.cache={cache}", f"steps={STEPS}", "eval.every=0", "eval.tasks=48", "learner.warmup_steps=3"
-    )
+    cold_policy()
+    run = launch(f"steps={STEPS}", "eval.every=0", "eval.tasks=32", "learner.warmup_steps=3")
     assert run.wait(1400) == 0, run.tail()
     rows, episodes = run.rows("metrics.jsonl"), run.rows("episodes.jsonl")
     statuses_add_up(rows, episodes)

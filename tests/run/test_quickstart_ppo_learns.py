@@ -2,8 +2,7 @@
 
 import pytest
 from live import statuses_add_up
-
-from configs.schema import ColdstartConfig
+from needs import cold_policy
 
 STEPS = 14
 
@@ -11,10 +10,8 @@ STEPS = 14
 @pytest.mark.learning
 @pytest.mark.timeout(1500)
 def test_the_reward_rises_and_values_follow(launch):
-    cache = ColdstartConfig().cache
-    run = launch(
-        "configs/quickstart_ppo.yaml", f"coldstart.cache={cache}", f"steps={STEPS}", "eval.every=0", "eval.tasks=48"
-    )
+    cold_policy()
+    run = launch("configs/quickstart_ppo.yaml", f"steps={STEPS}", "eval.every=0", "eval.tasks=16")
     assert run.wait(1400) == 0, run.tail()
     rows = run.rows("metrics.jsonl")
     statuses_add_up(rows, run.rows("episodes.jsonl"))

@@ -73,7 +73,7 @@ def test_a_session_of_ones_own_is_served_and_kept(serve, untrained, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
-    [(["--model", "none"], 2, "no config.json"), (["--device", "foo"], 1, "device string: foo")],
+    [(["--model", "none"], 2, "no config.json"), (["--device", "foo"], 2, "expected cpu, cuda or cuda:N")],
 )
 def test_what_cannot_be_served_is_one_line(serve, untrained, arguments, code, says):
     process, output = serve("--model", untrained, *arguments)
