@@ -351,6 +351,7 @@ class Learner:
         self._policy.begin(step)
         alone = self._critic is not None and self._critic.begin(step)
         head = self._critic.head if self._critic else None
+        shuffler = random.Random(f"critic/{self._seed}/{step}")
         moved = _Moved()
         for mine in self._minibatches(step, episodes):
             done = None
@@ -359,7 +360,7 @@ class Learner:
                 self._apply(done, moved)
             if self._critic:
                 began = time.perf_counter()
-                moved.critic.append(self._critic.learn(mine, done))
+                moved.critic.append(self._critic.learn(mine, done, shuffler))
                 moved.critic_s += time.perf_counter() - began
         return moved
 

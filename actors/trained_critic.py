@@ -7,6 +7,7 @@ and whatever the critic trains is in its state, so that a restored learner goes 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,17 +89,22 @@ class OwnCritic:
         }
         return found, {f"train/{name}": value for name, value in metrics.items()}
 
-    def learn(self, episodes: Episodes, done: Pass | None) -> tuple[float, float]:  # noqa: ARG002
+    def learn(self, episodes: Episodes, done: Pass | None, shuffler: random.Random) -> tuple[float, float]:  # noqa: ARG002
         """The optimiser steps that go with one of the policy's.
 
-        ``done`` is what the policy's step on the same episodes gave; None where there was none. Returns the value loss
-        before the first and the gradient norm of the last, NaN where it was not finite and was not taken.
+        ``done`` is what the policy's step on the same episodes gave; None where there was none. ``shuffler`` says how
+        they fall into minibatches, on every rank alike. Returns the mean value loss of the first pass and the gradient
+        norm of the last step, NaN where it was not finite and was not taken.
         """
         losses, norm = [], math.nan
-        for _ in range(self._settings.updates):
-            losses.append(accumulate_values(self._model.model, episodes, self._loss, self._ranks).value_loss)
-            norm = self._model.apply(losses[-1])
-        return losses[0], norm
+        shares = min(self._settings.minibatches, len(episodes))
+        for _ in range(self._settings.epochs):
+            order = shuffler.sample(episodes, len(episodes)) if shares > 1 else episodes
+            for share in range(shares):
+                mine = order[share::shares]
+                losses.append(accumulate_values(self._model.model, mine, self._loss, self._ranks).value_loss)
+                norm = self._model.apply(losses[-1])
+        return sum(losses[:shares]) / shares, norm
 
     @property
     def stepped(self) -> bool:
@@ -148,7 +154,7 @@ class SharedCritic(OwnCritic):
             group["lr"] = self._settings.learning_rate * share
         return step < self._settings.warmup_steps
 
-    def learn(self, episodes: Episodes, done: Pass | None) -> tuple[float, float]:
+    def learn(self, episodes: Episodes, done: Pass | None, shuffler: random.Random) -> tuple[float, float]:  # noqa: ARG002
         assert self.head is not None
         if done is None:
             done = accumulate_values(self._model.model, episodes, self._loss, self._ranks, self.head)

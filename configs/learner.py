@@ -40,11 +40,10 @@ class CriticConfig(Config):
         "none: any way.",
     )
     coef: float = Field(0.5, gt=0, description="Weight of the value loss.")
-    updates: int = Field(
-        1,
-        ge=1,
-        description="Optimiser steps of a critic of its own for each of the policy's, on the same episodes.",
+    epochs: int = Field(
+        1, ge=1, description="Passes of a critic of its own over the episodes of each of the policy's optimiser steps."
     )
+    minibatches: int = Field(1, ge=1, description="Optimiser steps of the critic in each of these passes.")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount of one trained token.")
     gae_lambda: float = Field(
         1.0, ge=0, le=1, description="1: the whole outcome, as the paper has it; below: less noise, more bias."
@@ -52,10 +51,10 @@ class CriticConfig(Config):
 
     @model_validator(mode="after")
     def _only_of_its_own(self) -> CriticConfig:
-        if self.shared and self.updates > 1:
+        if self.shared and (self.epochs, self.minibatches) != (1, 1):
             raise ValueError(
-                f"updates: got {self.updates} with shared=true, expected 1: a shared critic learns in the policy's own "
-                "pass; leave updates out, or set shared=false"
+                f"epochs, minibatches: got {self.epochs} and {self.minibatches} with shared=true, expected 1: a shared "
+                "critic learns in the policy's own pass; leave them out, or set shared=false"
             )
         return self
 

@@ -65,7 +65,7 @@ CASES = {
     "muon": {"optimizer": "muon"},
     "lora": {"lora": {"rank": 4, "targets": ["q_proj", "v_proj", "down_proj"]}},
     "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "kl_coef": 0.01, "entropy_coef": 0.01},
-    "own critic": {"advantage": "gae", "critic": {}},
+    "own critic": {"advantage": "gae", "critic": {"epochs": 2, "minibatches": 2}},
     "shared critic": {"advantage": "gae", "critic": {"shared": True}},
     "few batches": {"max_tokens_per_microbatch": 100_000},
     "bfloat16": {"dtype": "bfloat16"},

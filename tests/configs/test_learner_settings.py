@@ -20,7 +20,7 @@ from configs.learner import LearnerConfig
         ({"reject_mean": 1.0}, "greater than 1"),
         ({"loss": "sequence"}, "'token', 'gspo' or 'cispo'"),
         ({"advantage": "gae", "critic": {"gae_lambda": 1.1}}, "less than or equal to 1"),
-        ({"advantage": "gae", "critic": {"shared": True, "updates": 2}}, "updates: got 2 with shared=true"),
+        ({"advantage": "gae", "critic": {"shared": True, "minibatches": 2}}, "got 1 and 2 with shared=true"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings, fault):
