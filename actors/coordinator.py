@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from actors.assignment import Assignment
 from actors.schedule import Schedule, evaluation
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
+from envs.harnesses.sets import apart, harnesses, neighbours
 from envs.tasks.task import Task
 
 _LOG_CHARACTERS = 600
@@ -238,10 +240,11 @@ class Coordinator:
                 specs += evaluation(
                     name,
                     chosen,
-                    harnesses=list(self._config.harnesses),
+                    harnesses=list(harnesses(self._config)),
                     temperature=temperature,
                     step=step,
                     seed=self._config.seed,
+                    each=self._config.space is None,
                 )
         done = 0
 
@@ -262,11 +265,22 @@ def schedule_of(config: RunConfig, tasks: Sequence[Task]) -> Schedule:
     """The training episodes of a run."""
     return Schedule(
         tasks,
-        harnesses=list(config.harnesses),
+        assignment=assignment_of(config),
         groups=config.rollout.groups,
         group_size=config.rollout.group_size,
         temperature=config.rollout.temperature,
         seed=config.seed,
+    )
+
+
+def assignment_of(config: RunConfig) -> Assignment:
+    """Which harnesses the tasks of a run are practised in. Raises ValueError for a set that cannot be."""
+    return Assignment(
+        config.assignment,
+        list(harnesses(config)),
+        seed=config.seed,
+        distance=apart,
+        neighbours=lambda name: neighbours(config, name),
     )
 
 

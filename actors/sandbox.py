@@ -21,6 +21,7 @@ from envs.episode import EpisodeOutcome, EpisodeSpec, Status
 from envs.harnesses.base import Endpoint, Harness, check_tools
 from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
+from envs.harnesses.sets import settings_of
 from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, NotStartedError, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import chosen
@@ -130,7 +131,7 @@ class SandboxActor:
         try:
             async with seconds.stage("create"):
                 sandbox = await self._pool.create(spec.harness, room, spec.task.input_files, spec.task.mount_dir)
-                adapter = harness(config.harnesses[spec.harness])
+                adapter = harness(settings_of(config, spec.harness))
                 check_tools(adapter, (spec.task,))
                 endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 servers = Servers(spec.task.mcp, sandbox)

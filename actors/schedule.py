@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from actors.assignment import Assignment
 from actors.seeds import stable_seed
 from envs.episode import EpisodeSpec
 from envs.tasks.task import Task
@@ -17,14 +18,14 @@ from envs.tasks.task import Task
 class Schedule:
     """Tasks in shuffled epochs, balanced over the families that the tasks' metadata name.
 
-    Each task comes with every harness in turn: an instance (task, harness) is a group.
+    ``assignment`` says which task in which harness is a group.
     """
 
     def __init__(
         self,
         tasks: Sequence[Task],
         *,
-        harnesses: Sequence[str],
+        assignment: Assignment,
         groups: int,
         group_size: int,
         temperature: float,
@@ -33,7 +34,7 @@ class Schedule:
         if not tasks:
             raise ValueError("got no task, expected at least one to practise on")
         self._tasks = list(tasks)
-        self._harnesses = list(harnesses)
+        self._assignment = assignment
         self._groups = groups
         self._group_size = group_size
         self._temperature = temperature
@@ -44,7 +45,7 @@ class Schedule:
         """The ``groups * group_size`` episodes of a step, group by group."""
         specs = []
         for g in range(self._groups):
-            position, which = divmod(step * self._groups + g, len(self._harnesses))
+            position, harness = self._assignment.place(step, g, self._groups)
             task = self._task(position)
             for member in range(self._group_size):
                 name = f"s{step:05d}g{g:03d}m{member:03d}"
@@ -52,7 +53,7 @@ class Schedule:
                     EpisodeSpec(
                         id=name,
                         task=task,
-                        harness=self._harnesses[which],
+                        harness=harness,
                         group=f"s{step:05d}g{g:03d}",
                         seed=stable_seed(self._seed, name),
                         step=step,
@@ -86,12 +87,24 @@ class Schedule:
 
 
 def evaluation(
-    name: str, tasks: Sequence[Task], *, harnesses: Sequence[str], temperature: float, step: int, seed: int
+    name: str,
+    tasks: Sequence[Task],
+    *,
+    harnesses: Sequence[str],
+    temperature: float,
+    step: int,
+    seed: int,
+    each: bool = True,
 ) -> list[EpisodeSpec]:
-    """One episode for each task and harness; ids name the set, the step and whether it is greedy or sampled."""
+    """One episode for each task and harness; ids name the set, the step and whether it is greedy or sampled.
+
+    ``each`` off: one for each task, in the harnesses in turn.
+    """
     how = "greedy" if temperature == 0 else "sampled"
     specs = []
-    for i, (harness, task) in enumerate((harness, task) for harness in harnesses for task in tasks):
+    product = ((harness, task) for harness in harnesses for task in tasks)
+    in_turn = ((harnesses[i % len(harnesses)], task) for i, task in enumerate(tasks))
+    for i, (harness, task) in enumerate(product if each else in_turn):
         episode = f"e{step:05d}{name}{how}{i:04d}"
         specs.append(
             EpisodeSpec(

@@ -126,7 +126,7 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         [
             f"policy      {policy}",
             f"tasks       {tasks}",
-            "harness     " + ("each task in each of " if config.mix else "") + ", ".join(config.harnesses),
+            f"harness     {_harnesses_told(config)}",
             f"engine      {engine}",
             f"sandbox     {backend}{' (no isolation)' if backend == 'process' else ''}, "
             f"{config.sandbox.actors} x {config.sandbox.concurrency} at a time",
@@ -203,12 +203,13 @@ def check(config: RunConfig) -> str:
     from actors.engines.locate import interpreter
     from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
+    from envs.harnesses.sets import harnesses
     from envs.sandbox.create import chosen, unavailable
     from envs.tasks import clawgym
 
     adapters = []
     faults = []
-    for number, one in enumerate(config.harnesses.values()):
+    for number, one in enumerate(harnesses(config).values()):
         try:
             adapters.append(harness(one))
         except ValueError as error:
@@ -346,6 +347,16 @@ def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:
         return primer(cache, [one.name for one in config.harnesses.values()], seed, display.note)
     except (RuntimeError, ValueError) as error:
         raise RunError(str(error)) from None
+
+
+def _harnesses_told(config: RunConfig) -> str:
+    from envs.harnesses.sets import harnesses
+
+    names, how = list(harnesses(config)), config.assignment
+    told = ", ".join(names) if len(names) <= 18 else f"{', '.join(names[:17])} and {len(names) - 17} more"
+    if how.kind == "all":
+        return f"each task in each of {told}" if len(names) > 1 else told
+    return f"each task in {how.k} of {len(names)}, in consecutive steps, by {how.kind}: {told}"
 
 
 def _next_steps(folder: Path, resumable: bool) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from configs.base import Config, Device
+from configs.harness import AssignmentConfig, HarnessConfig, SpaceConfig
 from configs.learner import LearnerConfig
 from configs.proxy import ProxyConfig
 
@@ -106,64 +107,6 @@ class SandboxConfig(Config):
     )
     grade_s: float = Field(60.0, gt=0, description="Wall seconds that a grader may run.")
     retries: int = Field(2, ge=0, description="Fresh sandboxes for an episode that failed.")
-
-
-class HarnessConfig(Config):
-    """The layer between the policy and the workspace."""
-
-    name: str = Field("agent_loop", description="Which harness; see `python -m envs.harnesses`.")
-    label: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="What groups, logs and metrics call it; none: its name.",
-    )
-    max_turns: int = Field(8, ge=1, description="Model calls after which the loop gives up.")
-    command_s: float = Field(10.0, gt=0, description="Wall seconds of one command of the agent.")
-    observation_chars: int = Field(8000, ge=100, description="Longest tool result; the middle is cut.")
-    argv: list[str] = Field(
-        [],
-        description="name=command: the program and its arguments, in which {instruction}, {base_url}, {key}, {model}, "
-        "{context}, {max_turns}, {workspace}, {home}, {python} and {mounts.NAME} are filled in; {{ and }} are braces.",
-    )
-    env: dict[str, str] = Field(
-        {}, description="name=command: environment variables besides PATH, HOME and LANG; filled in as argv."
-    )
-    files: dict[str, str] = Field(
-        {}, description="name=command: files to write, by their path below the home; contents filled in as argv."
-    )
-    mounts: dict[str, Path] = Field(
-        {}, description="name=command: files and folders of this machine to show read-only, each by a NAME of its own."
-    )
-    done_codes: list[int] = Field(
-        [0], min_length=1, description="name=command: exit codes that mean that the harness came to its own end."
-    )
-    max_turns_codes: list[int] = Field(
-        [],
-        description="name=command: exit codes that mean that it gave up at a limit of its own; any other is an error.",
-    )
-
-    @property
-    def known_as(self) -> str:
-        """The label, or the name where there is none."""
-        return self.label or self.name
-
-    @model_validator(mode="after")
-    def _only_of_command(self) -> HarnessConfig:
-        own = {"argv", "env", "files", "mounts", "done_codes", "max_turns_codes"}
-        if self.name != "command" and (given := sorted(own & {n for n in own if getattr(self, n) != _default(n)})):
-            raise ValueError(
-                f"{', '.join(given)}: got a setting that only name=command has, and name={self.name}; leave it out, "
-                "or name command"
-            )
-        if self.name == "command" and not self.argv:
-            raise ValueError("argv: got none, expected the program to start and its arguments (harness.name=command)")
-        if both := sorted(set(self.done_codes) & set(self.max_turns_codes)):
-            raise ValueError(f"done_codes, max_turns_codes: got {both[0]} in both, expected one meaning for a code")
-        return self
-
-
-def _default(name: str) -> object:
-    return HarnessConfig.model_fields[name].get_default(call_default_factory=True)
 
 
 class SGLangConfig(Config):
@@ -319,6 +262,10 @@ class RunConfig(Config):
     mix: list[HarnessConfig] = Field(
         [], description="Several harnesses in place of `harness`: every task is done in each, in groups of their own."
     )
+    space: SpaceConfig | None = Field(
+        None, description="A set of harnesses of the transparent loop in place of one; none: one, or those of `mix`."
+    )
+    assignment: AssignmentConfig = Field(default_factory=lambda: AssignmentConfig())
     proxy: ProxyConfig = Field(default_factory=lambda: ProxyConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     update: UpdateConfig = Field(default_factory=lambda: UpdateConfig())
@@ -342,10 +289,19 @@ class RunConfig(Config):
             raise ValueError(
                 f"mix: got {[one.known_as for one in self.mix]}, expected a label for each that tells it apart"
             )
-        if self.mix and self.harness.name != _default("name"):
+        if self.mix and self.harness.name != "agent_loop":
             raise ValueError(
                 f"harness.name: got {self.harness.name} beside mix, which stands in its place; name it in mix, "
                 "or leave one of the two out"
+            )
+        if self.space is not None and (self.mix or self.harness.name != "agent_loop" or self.harness.label):
+            raise ValueError(
+                "space: got one beside mix, another harness than agent_loop, or a label; a space is of agent_loop, and "
+                "its harnesses are called by their names; leave one of the two out"
+            )
+        if self.assignment.kind == "one_factor" and self.space is None:
+            raise ValueError(
+                "assignment.kind: got one_factor without a space, expected one: no other harness has factors"
             )
         if self.learner.minibatches > self.rollout.groups * self.rollout.group_size:
             raise ValueError(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from configs.harness import HarnessConfig
 from configs.loader import ConfigError, load
-from configs.schema import HarnessConfig
 from envs.harnesses.check import check_harness
 from envs.harnesses.external.adapters import ADAPTERS
 from envs.harnesses.external.install import InstallError, install, version

@@ -10,7 +10,7 @@ import string
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.base import Endpoint, ToolServer
 from envs.sandbox.base import Command, Finished, Limits, Mount, Sandbox, SandboxError
 from envs.sandbox.relay import PLACEHOLDER

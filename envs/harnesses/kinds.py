@@ -72,6 +72,7 @@ HINTS: tuple[Hint, ...] = (
         "qwen-code or gemini-cli: compaction prompt",
         system="You are the component that summarizes internal chat history",
     ),
+    Hint("compaction", "agent_loop: summary request", last_user=r"CONTEXT SUMMARY\."),
     Hint("side", "opencode: title prompt", system="You are a title generator", tools=False),
     Hint("side", "qwen-code: memory prompt", system=".{0,80}managed memory extraction subagent"),
     Hint(
@@ -79,6 +80,7 @@ HINTS: tuple[Hint, ...] = (
         "claude-code: summary",
         first_user=r"[\s\S]*This session is being continued from a previous conversation",
     ),
+    Hint("after-compaction", "agent_loop: summary", first_user=r"[\s\S]*\n\nSummary of the earlier steps:"),
     Hint("after-compaction", "codex: summary", first_user="Another language model started to solve this problem"),
     Hint("after-compaction", "opencode: summary", first_user="What did we do so far"),
     Hint(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.agent_loop_adapter import AgentLoop
 from envs.harnesses.base import Harness
 from envs.harnesses.command import CommandHarness
@@ -19,7 +19,9 @@ def _without_settings(make: Callable[[], Harness]) -> Callable[[HarnessConfig], 
 
 
 HARNESSES: dict[str, Callable[[HarnessConfig], Harness]] = {
-    "agent_loop": lambda config: AgentLoop(config.max_turns, config.command_s, config.observation_chars),
+    "agent_loop": lambda config: AgentLoop(
+        config.max_turns, config.command_s, config.observation_chars, config.levels, config.wordings, config.parts
+    ),
     "command": CommandHarness,
     **{name: _without_settings(make) for name, make in ADAPTERS.items()},
 }

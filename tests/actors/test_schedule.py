@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.assignment import Assignment
 from actors.schedule import Schedule, evaluation
 from actors.seeds import stable_seed
+from configs.harness import AssignmentConfig
 from envs.tasks.task import Task
 
 
@@ -12,9 +14,13 @@ def tasks(n, families=1):
     return [Task(f"t{i}", "do it", Path("/t"), "/workspace", {"family": f"f{i % families}"}) for i in range(n)]
 
 
+def in_each(*names):
+    return Assignment(AssignmentConfig(), names, seed=0)
+
+
 def schedule(n=16, families=4, groups=4, group_size=3, seed=0):
     return Schedule(
-        tasks(n, families), harnesses=["h"], groups=groups, group_size=group_size, temperature=1.0, seed=seed
+        tasks(n, families), assignment=in_each("h"), groups=groups, group_size=group_size, temperature=1.0, seed=seed
     )
 
 
@@ -48,13 +54,13 @@ def test_ids_and_seeds_are_unique_and_groups_are_of_one_task():
 
 
 def test_fewer_tasks_than_groups_go_round_again():
-    one = Schedule(tasks(3), harnesses=["h"], groups=8, group_size=1, temperature=1.0, seed=0)
+    one = Schedule(tasks(3), assignment=in_each("h"), groups=8, group_size=1, temperature=1.0, seed=0)
     assert Counter(s.task.id for s in one.step(0)).most_common(1)[0][1] == 3
 
 
 def test_no_task_is_an_error():
     with pytest.raises(ValueError, match="at least one"):
-        Schedule([], harnesses=["h"], groups=1, group_size=1, temperature=1.0, seed=0)
+        Schedule([], assignment=in_each("h"), groups=1, group_size=1, temperature=1.0, seed=0)
 
 
 def test_evaluation_ids_tell_greedy_from_sampled():
@@ -70,7 +76,7 @@ def test_seeds_are_stable_over_releases():
 
 
 def test_every_task_is_done_in_every_harness_in_groups_of_their_own():
-    one = Schedule(tasks(6), harnesses=["a", "b", "c"], groups=6, group_size=2, temperature=1.0, seed=0)
+    one = Schedule(tasks(6), assignment=in_each("a", "b", "c"), groups=6, group_size=2, temperature=1.0, seed=0)
     steps = [one.step(s) for s in range(3)]
     assert all(Counter(spec.harness for spec in step) == {"a": 4, "b": 4, "c": 4} for step in steps)
     pairs = [(spec.task.id, spec.harness) for step in steps for spec in step]

@@ -14,7 +14,7 @@ import pytest
 from needs import require
 from scripted_api import Script, bash, say, serving
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.agent_loop import lean, observations, prompts, schemas
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from needs import require
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.finding import Finding
 from envs.harnesses import check
 from envs.harnesses.base import Endpoint

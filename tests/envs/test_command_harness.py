@@ -9,8 +9,8 @@ import pytest
 from needs import require
 from scripted_api import Script, say, serving
 
+from configs.harness import HarnessConfig
 from configs.loader import ConfigError, load
-from configs.schema import HarnessConfig
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
 from envs.sandbox.base import Finished, Limits, SandboxError

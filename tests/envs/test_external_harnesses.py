@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.base import Endpoint, ToolServer
 from envs.harnesses.external.adapters import ADAPTERS
 from envs.harnesses.external.program import json_document

@@ -43,7 +43,7 @@ from test_sandbox import (
     test_what_cannot_start_is_an_infrastructure_error,
 )
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
 from envs.sandbox import engine

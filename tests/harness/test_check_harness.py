@@ -6,7 +6,7 @@ import pytest
 from dialects import DIALECTS
 from needs import require
 
-from configs.schema import HarnessConfig
+from configs.harness import HarnessConfig
 from envs.harnesses.check import check_harness
 from envs.harnesses.external.adapters import ADAPTERS
 from envs.harnesses.external.releases import missing, releases

@@ -3,6 +3,9 @@
 Settings come from the environment (AGENT_LOOP_BASE_URL, AGENT_LOOP_KEY, ...) and, below it, from the JSON
 file named by AGENT_LOOP_CONFIG (base_url, key, ...). One JSON line at the end says how it went; the exit code
 is 0 for a final answer, 1 otherwise, 2 for settings that cannot be used.
+
+``levels`` says what the harness is like (``parts``), ``parts`` names files with levels of one's own, separated as PATH
+is, ``wording`` picks among the wordings of a level, ``notes`` is the folder of the agent's own notes.
 """
 
 # pathlib alone would double the start-up time of this program.
@@ -15,6 +18,7 @@ import sys
 from . import lean
 from .client import Client
 from .loop import run
+from .parts import BASE, assembled
 from .tools import Tools
 
 REQUIRED = ("base_url", "key", "instruction_file")
@@ -24,6 +28,10 @@ DEFAULTS = {
     "command_timeout_s": "60",
     "observation_chars": "16000",
     "read_timeout_s": "1800",
+    "levels": BASE,
+    "parts": "",
+    "wording": "0",
+    "notes": "",
 }
 
 
@@ -52,13 +60,15 @@ def main() -> int:
         given = settings(dict(os.environ))
         client = Client(given["base_url"], given["key"], given["model"], float(given["read_timeout_s"]))
         max_turns = int(given["max_turns"])
-        tools = Tools(float(given["command_timeout_s"]), int(given["observation_chars"]))
+        files = [path for path in str(given["parts"]).split(os.pathsep) if path]
+        parts = assembled(given["levels"], files, int(given["wording"]), given["notes"])
+        tools = Tools(float(given["command_timeout_s"]), int(given["observation_chars"]), parts)
         with open(given["instruction_file"], encoding="utf-8") as file:
             instruction = file.read()
     except (OSError, ValueError) as error:
         print(f"agent_loop: {error}", file=sys.stderr)
         return 2
-    result = run(client, tools, instruction, max_turns)
+    result = run(client, tools, instruction, max_turns, parts)
     client.close()
     print(lean.dumps(result), flush=True)
     return 0 if result["end"] == "final_answer" else 1

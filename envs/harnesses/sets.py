@@ -1,0 +1,62 @@
+"""The harnesses of a run: one, several of any kind, or a set out of the space of the transparent loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from configs.harness import HarnessConfig, SpaceConfig
+from configs.schema import RunConfig
+from envs.harnesses.agent_loop.parts import parsed
+from envs.harnesses.agent_loop_adapter import levels_of
+from envs.space import PAPER18, Point, Space, distance, orthogonal, random_set
+
+
+def harnesses(config: RunConfig) -> dict[str, HarnessConfig]:
+    """Those of the training set by what logs call them. Raises ValueError for a set that cannot be."""
+    if config.space is None:
+        return config.harnesses
+    space = space_of(config.harness)
+    return {name: settings_of(config, name) for name in map(space.name, members(config.space, space))}
+
+
+def settings_of(config: RunConfig, name: str) -> HarnessConfig:
+    """The harness that logs call ``name``; with a space it may lie outside of the set."""
+    if config.space is None:
+        return config.harnesses[name]
+    return config.harness.model_copy(update={"levels": name, "label": name})
+
+
+def space_of(harness: HarnessConfig) -> Space:
+    """The space of the transparent loop, with the levels and factors of the user's own."""
+    found = levels_of(harness.parts)
+    return Space("".join(found), tuple(found.values()))
+
+
+def members(config: SpaceConfig, space: Space) -> Sequence[Point]:
+    """The points of a set. Raises ValueError."""
+    match config.set:
+        case "paper18":
+            return [space.point(name + space.name([0] * len(space.letters))[len(name) :]) for name in PAPER18]
+        case "all":
+            return space.points()
+        case "random":
+            return random_set(space, config.size, config.seed)
+        case "orthogonal":
+            return orthogonal(space.levels, config.size)
+        case "names":
+            return [space.point(name) for name in config.names]
+
+
+def apart(a: str, b: str) -> int:
+    """The distance of two harnesses: between names of a space the factors in which they differ, else 0 or 1."""
+    try:
+        first, second = parsed(a), parsed(b)
+    except ValueError:
+        return int(a != b)
+    return distance(first, second) if len(first) == len(second) else int(a != b)
+
+
+def neighbours(config: RunConfig, name: str) -> list[str]:
+    """The harnesses of the space that differ from one in a single factor."""
+    space = space_of(config.harness)
+    return [space.name(point) for point in space.at(space.point(name), 1)]
