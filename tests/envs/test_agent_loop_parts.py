@@ -118,9 +118,7 @@ def test_every_prompt_says_the_requirements():
     for _, level in LEVELS[:3]:
         for seed in (0, 1):
             text = assembled(f"S{level}", [], seed).system(prompts.SYSTEM)
-            assert all(
-                word in text for word in ("workspace", "directory", "relative path", "tool", "one short sentence")
-            )
+            assert all(word in text for word in ("workspace", "directory", "relative", "tool", "one short sentence"))
     assert assembled("S0", []).system("anything") == prompts.SYSTEM
 
 
