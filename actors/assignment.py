@@ -78,11 +78,13 @@ class Assignment:
         random.Random(stable_seed(self._seed, f"anchors {round_}")).shuffle(order)
         return order[place]
 
-    def balance(self, step: int, groups: int) -> tuple[int, int]:
-        """How often the least and the most frequent anchor came up to the end of a step, over all tasks so far."""
+    def balance(self, step: int, groups: int) -> tuple[int, int] | None:
+        """How often the least and the most frequent anchor came up, over the tasks to the end of a step.
+
+        None where every task is done in every harness.
+        """
         if self._config.kind == "all":
-            tasks, more = divmod((step + 1) * groups, len(self._names))
-            return tasks, tasks + (more > 0)
+            return None
         count = Counter(dict.fromkeys(self._names, 0))
         count.update(self.anchor(position) for position in range((step // self._config.k + 1) * groups))
         return min(count.values()), max(count.values())

@@ -141,7 +141,7 @@ class Coordinator:
             self._version = step + 1
             self._newer.notify_all()
         row: dict[str, Any] = {"step": step + 1, "policy_version": step + 1}
-        row |= summarise(finished) | learned
+        row |= summarise(finished) | self._schedule.balance(step) | learned
         row["seconds/rollout_wait"] = waited
         row["seconds/train"] = trained - began - waited
         row["seconds/update"] = time.monotonic() - trained

@@ -62,6 +62,11 @@ class Schedule:
                 )
         return specs
 
+    def balance(self, step: int) -> dict[str, int]:
+        """How often the least and the most frequent anchor came up, as metrics; none where tasks have no anchor."""
+        found = self._assignment.balance(step, self._groups)
+        return dict(zip(("schedule/anchors_least", "schedule/anchors_most"), found or (), strict=False))
+
     def _task(self, position: int) -> Task:
         epoch, place = divmod(position, len(self._tasks))
         if epoch not in self._epochs:

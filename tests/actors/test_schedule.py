@@ -89,3 +89,15 @@ def test_every_task_is_done_in_every_harness_in_groups_of_their_own():
     asked = evaluation("heldout", tasks(2), harnesses=["a", "b"], temperature=0.0, step=0, seed=0)
     assert {(spec.task.id, spec.harness) for spec in asked} == {(f"t{i}", name) for i in range(2) for name in "ab"}
     assert len({spec.id for spec in asked}) == 4
+
+
+def test_the_balance_of_anchors_is_logged_where_there_are_any():
+    assert schedule().balance(3) == {}
+    how = Assignment(AssignmentConfig(kind="random", k=2), ["a", "b", "c"], seed=0)
+    one = Schedule(tasks(9), assignment=how, groups=4, group_size=1, temperature=1.0, seed=0)
+    assert one.balance(1) == {"schedule/anchors_least": 1, "schedule/anchors_most": 2}
+    assert one.balance(4) == {"schedule/anchors_least": 4, "schedule/anchors_most": 4}
+    harnesses = [[spec.harness for spec in one.step(step)] for step in range(6)]
+    tasks_of = [[spec.task.id for spec in one.step(step)] for step in range(6)]
+    assert tasks_of[0] == tasks_of[1] != tasks_of[2]
+    assert all(a != b for a, b in zip(harnesses[0], harnesses[1], strict=True))
