@@ -30,6 +30,7 @@ from envs.sandbox.grading import GraderFailureError, Told, grade
 from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.sandbox.watch import Bounds, watched
+from envs.tasks.task import Task
 
 _LOG_CHARACTERS = 2000
 _PROBE_S = 1.0
@@ -132,25 +133,29 @@ class SandboxActor:
                 sandbox = await self._pool.create(spec.harness, room, spec.task.input_files, spec.task.mount_dir)
                 adapter = harness(config.harnesses[spec.harness])
                 check_tools(adapter, (spec.task,))
-                endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 servers = Servers(spec.task.mcp, sandbox)
                 await servers.open()
-                command = adapter.command(sandbox, spec.task, endpoint, self._limits, servers.given)
-                command = replace(command, mounts=(*command.mounts, *servers.mounts))
-                command = through_relay(sandbox, command, Path(session["socket"]))
+                command = self._command(adapter, sandbox, spec.task, session, servers)
                 self._pool.expect(spec.harness, sandbox, command)
             began_ns = time.time_ns()
             unstarted: NotStartedError | None = None
             async with seconds.stage("run"):
                 try:
                     finished, reached = await self._run_beside_proxy(sandbox, command, session)
+                    for instruction in spec.task.sessions:
+                        if reached or not _told(adapter, finished)[0]:
+                            break
+                        command = self._command(
+                            adapter, sandbox, replace(spec.task, instruction=instruction), session, servers
+                        )
+                        finished, reached = await self._run_beside_proxy(sandbox, command, session)
                 except NotStartedError as error:
                     finished, reached, unstarted = error.finished, "", error
                 await servers.close()
                 closed = await self._proxy.close_session(session["key"])
             if unstarted is not None and not closed.calls:
                 raise unstarted
-            status, reason = judge(finished, closed, *_told(adapter, finished), reached)
+            status, reason = status_of(finished, closed, *_told(adapter, finished), reached)
             if status == "failed":
                 return replace(_failed(spec, reason, seconds, closed, finished), mcp=tuple(servers.log.rows))
             noted: tuple[str, ...] = ()
@@ -165,6 +170,15 @@ class SandboxActor:
             return replace(outcome, flags=noted, mcp=tuple(servers.log.rows))
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
+
+    def _command(
+        self, adapter: Harness, sandbox: Sandbox, task: Task, session: dict[str, str], servers: Servers
+    ) -> Command:
+        """What starts the harness with the task's instruction, behind the relay."""
+        endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=self._config.engine.max_len)
+        command = adapter.command(sandbox, task, endpoint, self._limits, servers.given)
+        command = replace(command, mounts=(*command.mounts, *servers.mounts))
+        return through_relay(sandbox, command, Path(session["socket"]))
 
     async def _run_beside_proxy(
         self, sandbox: Sandbox, command: Command, session: dict[str, str]
@@ -198,7 +212,7 @@ class SandboxActor:
     async def _graded(
         self, spec: EpisodeSpec, sandbox: Sandbox, finished: Finished, closed: Summary, seconds: _Seconds
     ) -> EpisodeOutcome:
-        """The outcome of an episode that can be judged, but for how it ended; ``failed`` without a verdict."""
+        """The outcome of an episode that can be graded, but for how it ended; ``failed`` without a verdict."""
         try:
             async with seconds.stage("grade"):
                 score, log = await self._grade(spec, sandbox, closed)
@@ -263,7 +277,7 @@ def session_id(spec: EpisodeSpec) -> str:
     return f"{spec.id}a{spec.attempt}"
 
 
-def judge(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:
+def status_of(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:
     """The status of an episode, from the session's own record first and from what the harness said second.
 
     ``reached``: the bound of ``Bounds`` at which the harness was ended. A limit is told as the setting that it is.

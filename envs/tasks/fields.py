@@ -114,6 +114,10 @@ class Fields:
             raise self.fault(name, f": got {value[:_SHOWN]!r}, expected one of {', '.join(among)}")
         return value
 
+    def within(self, name: str, default: dict[str, Any] | None = None) -> Fields:
+        """The fields of the object that is the field ``name``."""
+        return Fields(self.of(name, dict, default), lambda _: f"{self._where(name)}: in {name}")
+
     def entry(self, name: str, number: int, value: object) -> Fields:
         """The fields of ``value``, which is entry ``number`` of the list in the field ``name``."""
         if not isinstance(value, dict):

@@ -46,7 +46,11 @@ class Rubric:
 def read_rubric(path: Path) -> Rubric:
     """The rubric in ``path``. Raises TaskError with file, line and field."""
     text = read_text(path)
-    fields = Fields(parse_json(text, path), lambda name: f"{path}:{line_of(text, name)}")
+    return rubric_in(Fields(parse_json(text, path), lambda name: f"{path}:{line_of(text, name)}"))
+
+
+def rubric_in(fields: Fields) -> Rubric:
+    """The rubric that ``fields`` are those of. Raises TaskError."""
     criteria = [_criterion(fields, number, entry) for number, entry in enumerate(fields.of("criteria", list))]
     return rubric_of(fields, criteria, fields.number("share", 1.0), fields.text("expected", ""))
 
