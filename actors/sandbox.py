@@ -21,12 +21,14 @@ from envs.episode import EpisodeOutcome, EpisodeSpec, Status
 from envs.harnesses.base import Endpoint, Harness, check_tools
 from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
+from envs.judge.client import JudgeError
+from envs.judge.judge import Judge, Verdict
 from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, NotStartedError, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import chosen
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
-from envs.sandbox.grading import GraderFailureError, Told, grade
+from envs.sandbox.grading import Grade, GraderFailureError, Told, grade
 from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.sandbox.watch import Bounds, watched
@@ -81,6 +83,7 @@ class SandboxActor:
         self._config = config
         self._root = root
         self._proxy = proxy
+        self._judge = Judge(config.judge) if config.judge else None
         self._losses: dict[Path, asyncio.Task[None]] = {}
         gc(root)
         sandbox = config.sandbox
@@ -122,7 +125,7 @@ class SandboxActor:
                 session_id(spec),
                 temperature=spec.temperature,
                 seed=spec.seed,
-                transcript="transcript" in spec.task.grader_gets,
+                transcript=_wants_transcript(spec.task),
             )
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
@@ -215,35 +218,48 @@ class SandboxActor:
         """The outcome of an episode that can be graded, but for how it ended; ``failed`` without a verdict."""
         try:
             async with seconds.stage("grade"):
-                score, log = await self._grade(spec, sandbox, closed)
-        except (GraderFailureError, TranscriptLostError) as error:
+                made, verdict = await self._grade(spec, sandbox, closed)
+        except (GraderFailureError, JudgeError, TranscriptLostError) as error:
             return _failed(spec, str(error), seconds, closed, finished)
         clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
         return EpisodeOutcome(
             id=spec.id,
             status="completed",
             reason="",
-            reward=score if clean or not self._config.reward.clean_end else 0.0,
-            grade=score,
+            reward=made.score if clean or not self._config.reward.clean_end else 0.0,
+            grade=made.score,
             clean_end=clean,
             calls=closed.calls,
             prompt_tokens=closed.prompt_tokens,
             sampled_tokens=closed.sampled_tokens,
             exit_code=finished.code,
             seconds=seconds.spent,
-            log=log,
+            log=made.log,
+            judge=None if verdict is None else verdict.plain(),
         )
 
-    async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[float, str]:
-        if session.transcript is None and "transcript" in spec.task.grader_gets:
+    async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[Grade, Verdict | None]:
+        task = spec.task
+        if session.transcript is None and _wants_transcript(task):
             raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
         told = Told(session.final_message, session.transcript or "")
         try:
             frozen = await sandbox.freeze()
-            verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading, told)
+            verdict = None
+            made = Grade(0.0, "")
+            if task.scripted:
+                made = await grade(task, frozen, self._backend, self._root, self._grading, told)
         except WorkspaceTooLarge as error:
-            return 0.0, str(error)
-        return verdict.score, verdict.log
+            return Grade(0.0, str(error)), None
+        if task.rubric is not None:
+            if self._judge is None:
+                raise JudgeError(
+                    f"task {task.id} is graded by a judge, and none is set; give judge.url and judge.model"
+                )
+            verdict = await self._judge.grade(task, task.rubric, frozen, told.final_message, told.transcript)
+            share = task.rubric.share
+            made = Grade((1 - share) * made.score + share * verdict.score, made.log)
+        return made, verdict
 
     async def _clean_up(self, key: str | None, sandbox: Any, servers: Servers | None, seconds: _Seconds) -> None:
         async with seconds.stage("destroy"):
@@ -275,6 +291,10 @@ async def _loss_of(sockets: Path) -> None:
 def session_id(spec: EpisodeSpec) -> str:
     """Every attempt has a session of its own, so that records of a failed one never mix with the next."""
     return f"{spec.id}a{spec.attempt}"
+
+
+def _wants_transcript(task: Task) -> bool:
+    return "transcript" in task.grader_gets
 
 
 def status_of(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:

@@ -76,17 +76,29 @@ def scan(path: Path, name: str | None = None) -> Scan:
     return Scan(list(seen.values()), faults)
 
 
-def load(path: Path, folder: Path, name: str | None = None, skip_bad: bool = False, limit: int | None = None) -> Loaded:
+def load(
+    path: Path,
+    folder: Path,
+    name: str | None = None,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    scripted: bool = False,
+) -> Loaded:
     """The tasks at ``path``, the first ``limit`` of them; task folders stay where they are, others are written below
-    ``folder``.
+    ``folder``. With ``scripted`` only those whose grade needs no judge.
 
-    Raises TaskError for any broken task; with ``skip_bad`` only when none is sound.
+    Raises TaskError for any broken task; with ``skip_bad`` only when none is sound. NoTasksError when none is left.
     """
     if format_of(path, name).name == "clawgym":
         loaded = clawgym.load(path, skip_bad)
-        return Loaded(loaded.tasks[:limit], loaded.skipped)
-    found = scan(path, name)
-    if found.faults and not (skip_bad and found.drafts):
-        raise TaskError(found.faults)
-    tasks = [clawgym.write_draft(draft, folder / draft.folder_name) for draft in found.drafts[:limit]]
-    return Loaded(tasks, tuple(found.faults))
+        tasks = [task for task in loaded.tasks if task.rubric is None or not scripted]
+    else:
+        found = scan(path, name)
+        if found.faults and not (skip_bad and found.drafts):
+            raise TaskError(found.faults)
+        drafts = [draft for draft in found.drafts if draft.rubric is None or not scripted]
+        tasks = [clawgym.write_draft(draft, folder / draft.folder_name) for draft in drafts[:limit]]
+        loaded = Loaded(tasks, tuple(found.faults))
+    if not tasks:
+        raise NoTasksError(f"{path}: every task there needs a judge; give one, or take tasks.graded_by=any")
+    return Loaded(tasks[:limit], loaded.skipped)
