@@ -22,6 +22,8 @@ from envs.tasks.faults import NoTasksError, TaskError
 from envs.tasks.fields import Fields, parse_json, plain_metadata, read_text
 from envs.tasks.rubric import rubric_in
 
+MOST_BYTES = 8 << 30
+"""Of one file of lines."""
 KNOWN = frozenset(
     {"id", "instruction", "files", "expected", "grader", "rubric", "metadata", "mount_dir", "grader_gets", "sessions"}
 )
@@ -43,7 +45,7 @@ def tables(path: Path) -> list[Path]:
 
 def rows(file: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each line that is not blank. Raises TaskError as ``read_text``."""
-    for number, line in enumerate(read_text(file, 4 << 30).split("\n"), 1):
+    for number, line in enumerate(read_text(file, MOST_BYTES).split("\n"), 1):
         if line.strip():
             yield number, line
 

@@ -168,7 +168,8 @@ async def test_a_field_that_nothing_reads_is_a_warning(tmp_path):
     findings = await check_task(folder, tmp_path / "rooms", "bubblewrap")
     assert not any(finding.broken for finding in findings)
     assert list(wrong(findings).values()) == [
-        "nothing reads grader_get; what is read is grader_gets, input_mount_dir, mcp, metadata, sessions, task_id, user_query"
+        "nothing reads grader_get; "
+        "what is read is grader_gets, input_mount_dir, mcp, metadata, sessions, task_id, user_query"
     ]
 
 
