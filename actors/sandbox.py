@@ -253,9 +253,7 @@ class SandboxActor:
             return Grade(0.0, str(error)), None
         if task.rubric is not None:
             if self._judge is None:
-                raise JudgeError(
-                    f"task {task.id} is graded by a judge, and none is set; give judge.url and judge.model"
-                )
+                raise JudgeError(f"task {task.id} needs a judge, and none is set; give judge.url and judge.model")
             verdict = await self._judge.grade(task, task.rubric, frozen, told.final_message, told.transcript)
             share = task.rubric.share
             made = Grade((1 - share) * made.score + share * verdict.score, made.log)
