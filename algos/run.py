@@ -25,7 +25,7 @@ examples:
   python -m algos.run                                     the quickstart: minutes on two cores
   python -m algos.run --dry-run rollout.groups=4          check the settings and print the plan
   python -m algos.run configs/quickstart.yaml seed=1 steps=80
-  python -m algos.run configs/quickstart.yaml tasks.path=DIR      tasks in the ClawGym folder format
+  python -m algos.run configs/quickstart.yaml tasks.path=DIR      see python -m envs.tasks --help
   python -m algos.run --resume runs/quickstart-20260101-120000    go on after an interruption
 
 settings (key = default):

@@ -14,6 +14,13 @@ Content = str | bytes | Path
 MOUNT_DIR = "/root/workspace"
 
 
+def size(content: Content) -> int:
+    """Bytes of a file of a task."""
+    if isinstance(content, Path):
+        return content.stat().st_size
+    return len(content if isinstance(content, bytes) else content.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """All that a task folder will hold. ``source`` says where it was read: file, and line where it has one."""

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs.sandbox.files import Bounds
 from envs.tasks import clawgym, clawgym_lines, harbor, jobbench, jsonl, officeqa, pinchbench
 from envs.tasks.clawgym import Loaded
-from envs.tasks.draft import Draft, Scan
+from envs.tasks.draft import Draft, Scan, size
 from envs.tasks.faults import NoTasksError, TaskError
 
 
@@ -23,6 +24,9 @@ class Format:
     what: str
     recognised: Callable[[Path], bool]
     scan: Callable[[Path], Scan]
+
+
+_MOST_BYTES = Bounds().total_bytes
 
 
 def _never(_: Path) -> bool:
@@ -69,7 +73,12 @@ def scan(path: Path, name: str | None = None) -> Scan:
     seen: dict[str, Draft] = {}
     faults = list(found.faults)
     for draft in found.drafts:
-        if first := seen.get(draft.id):
+        large = sum(map(size, draft.inputs.values()))
+        if large > _MOST_BYTES:
+            faults.append(
+                f"{draft.source}: its files have {large} bytes, expected at most {_MOST_BYTES} in a workspace"
+            )
+        elif first := seen.get(draft.id):
             faults.append(f"{draft.source}: its id {draft.id!r} is also that of {first.source}")
         else:
             seen[draft.id] = draft

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from envs.tasks.draft import Content, Draft
+from envs.tasks.draft import Draft, size
 
 GROUPS = ("split", "category", "family", "level", "difficulty", "occupation", "grading_type", "table")
 """Fields of the metadata by which tasks are counted."""
@@ -38,12 +37,6 @@ def _spread(values: Iterable[int]) -> dict[str, float]:
     if not ordered:
         return {}
     return {"least": ordered[0], "median": statistics.median(ordered), "most": ordered[-1]}
-
-
-def size(content: Content) -> int:
-    if isinstance(content, Path):
-        return content.stat().st_size
-    return len(content if isinstance(content, bytes) else content.encode())
 
 
 def as_text(draft: Draft) -> str:
