@@ -125,7 +125,7 @@ class SandboxActor:
                 session_id(spec),
                 temperature=spec.temperature,
                 seed=spec.seed,
-                transcript=_wants_transcript(spec.task),
+                transcript=spec.task.wants_transcript,
             )
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
@@ -240,7 +240,7 @@ class SandboxActor:
 
     async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[Grade, Verdict | None]:
         task = spec.task
-        if session.transcript is None and _wants_transcript(task):
+        if session.transcript is None and task.wants_transcript:
             raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
         told = Told(session.final_message, session.transcript or "")
         try:
@@ -289,10 +289,6 @@ async def _loss_of(sockets: Path) -> None:
 def session_id(spec: EpisodeSpec) -> str:
     """Every attempt has a session of its own, so that records of a failed one never mix with the next."""
     return f"{spec.id}a{spec.attempt}"
-
-
-def _wants_transcript(task: Task) -> bool:
-    return "transcript" in task.grader_gets
 
 
 def status_of(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:

@@ -23,6 +23,7 @@ from envs.sandbox.create import mount_dir_fault
 from envs.tasks.draft import Content, Draft, Scan
 from envs.tasks.faults import NoTasksError, TaskError
 from envs.tasks.fields import Fields, files_below, line_of, parse_json, plain_metadata, read_text
+from envs.tasks.openclaw_events import VARIABLE
 from envs.tasks.rubric import FILE as RUBRIC
 from envs.tasks.rubric import read_rubric
 from envs.tasks.task import Task
@@ -41,7 +42,8 @@ class Loaded:
     skipped: tuple[str, ...]
 
 
-GRADER_GETS = ("final_message", "transcript")
+GRADER_GETS = ("final_message", "transcript", "payload")
+_LONGEST_SCRIPT = 1 << 20
 
 
 def read(folder: Path) -> Task:
@@ -70,6 +72,8 @@ def read(folder: Path) -> Task:
         servers = read_servers(entry.get("mcp", []), folder)
     except ServerFault as fault:
         raise TaskError([f"{path}:{line_of(text, 'mcp')}: {fault}"]) from None
+    if _reads_payload(folder / "reward"):
+        grader_gets = [*grader_gets, "payload"]
     task = Task(
         task_id,
         instruction,
@@ -86,6 +90,12 @@ def read(folder: Path) -> Task:
     if missing and task.scripted:
         raise TaskError([f"{grader}: expected a file, not a link, in a folder; it prints the score as its last line"])
     return task
+
+
+def _reads_payload(reward: Path) -> bool:
+    """Whether a grader of ClawGym's reads what was said, which its folder says nowhere else."""
+    scripts = [path for path in reward.glob("*.*") if path.suffix in (".py", ".sh") and path.is_file()]
+    return any(path.stat().st_size <= _LONGEST_SCRIPT and VARIABLE.encode() in path.read_bytes() for path in scripts)
 
 
 def folders(path: Path) -> list[Path]:

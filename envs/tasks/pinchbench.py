@@ -44,30 +44,11 @@ import json
 import os
 import sys
 
-
-def content(line):
-    """A message's parts, in the form that the checks expect."""
-    parts = [{"type": "text", "text": line["text"]}] if line.get("text") else []
-    for call in line.get("tool_calls", []):
-        given = {name: call.get("arguments", {}) for name in ("arguments", "params")}
-        parts.append({"type": "toolCall", "id": call.get("id", ""), "name": call["name"], **given})
-    return parts
-
-
-def transcript():
-    roles = {"user": "user", "assistant": "assistant", "tool": "toolResult"}
-    with open(os.environ["REINS_TRANSCRIPT"], encoding="utf-8") as lines:
-        said = [json.loads(line) for line in lines]
-    for line in said:
-        if line.get("kind") in ("main", "subagent", "after-compaction") and line.get("role") in roles:
-            yield {"type": "message", "message": {"role": roles[line["role"]], "content": content(line)}}
-
-
-workspace = sys.argv[1]
-messages = list(transcript())
+with open(os.environ["OPENCLAW_REWARD_PAYLOAD"], encoding="utf-8") as payload:
+    transcript = json.load(payload)["transcript"]
 from checks import grade  # noqa: E402
 
-scores = grade(messages, workspace)
+scores = grade(transcript, sys.argv[1])
 values = [float(score) for score in scores.values() if isinstance(score, (int, float))]
 print(json.dumps(scores))
 print(sum(values) / len(values) if values else 0.0)
@@ -127,7 +108,7 @@ def _read(path: Path, root: Path) -> Draft:
         _inputs(fields, root),
         {"reward.sh": _REWARD_SH, "run.py": _RUN_PY, "checks.py": _checks(file)} if scripted else {},
         plain_metadata(fields.values),
-        grader_gets=("transcript",),
+        grader_gets=("payload",),
         rubric=_rubric(file, _share(fields) if scripted else 1.0) if judged else None,
         sessions=tuple(sessions[1:]),
     )

@@ -21,7 +21,9 @@ class Task:
     metadata: dict[str, str | int | float | bool] = field(default_factory=dict)
     """For the built-in tasks: ``family``, ``level``, ``split``, ``wording``."""
     grader_gets: tuple[str, ...] = ()
-    """What the grader is given besides the workspace: ``final_message``, ``transcript``."""
+    """What the grader is given besides the workspace: ``final_message``, ``transcript``, or both as ``payload``, in the
+    form of ``envs.tasks.openclaw_events``.
+    """
     mcp: tuple[McpServer, ...] = ()
     """The MCP servers that its harness is given."""
     rubric: Rubric | None = None
@@ -36,6 +38,10 @@ class Task:
     @property
     def reward_dir(self) -> Path:
         return self.folder / "reward"
+
+    @property
+    def wants_transcript(self) -> bool:
+        return not {"transcript", "payload"}.isdisjoint(self.grader_gets)
 
     @property
     def scripted(self) -> bool:

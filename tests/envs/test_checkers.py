@@ -195,7 +195,7 @@ def test_the_command_lines(tmp_path):
     code, said = run("envs.tasks", "check", "--backend", "auto", str(tmp_path))
     assert code == 1
     assert "FAILS  scores the untouched workspace: the last line" in said
-    assert "1 task folder checked, 1 broken" in said
+    assert "1 task checked, 1 broken" in said
     code, said = run("envs.harnesses", "check", "agent_loop", "--episode", "--wall-s", "20")
     assert code == 0, said
     assert "holds  puts the key on every call" in said

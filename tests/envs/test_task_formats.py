@@ -280,6 +280,28 @@ async def test_harbor_tests_that_leave_no_reward_are_no_score(tmp_path):
     assert (await grade(task, task.input_files, "process", tmp_path / "r")).score == 0.75
 
 
+async def test_a_clawgym_grader_that_reads_what_was_said_is_given_it(tmp_path):
+    entry = clawgym(tmp_path / "set", 1)
+    check = (
+        "import json, os\nsaid = json.load(open(os.environ['OPENCLAW_REWARD_PAYLOAD']))\n"
+        "parts = [m['message']['content'] for m in said['transcript']]\n"
+        "print(float(said['final_message'] == 'Bye' and parts[0][0]['text'] == 'Hi' and said['task_id'] == 'task_1'"
+        " and parts[1][0]['arguments'] == {'a': 1} and parts[1][0]['params'] == {'a': 1} and len(parts) == 2))\n"
+    )
+    put(entry.parent / "reward" / "check.py", check)
+    put(entry.parent / "reward" / "reward.sh", "python3 reward/check.py\n")
+    (task,) = formats.load(tmp_path / "set", tmp_path / "written").tasks
+    assert task.wants_transcript
+    lines = [
+        {"kind": "main", "role": "system", "text": "You are"},
+        {"kind": "main", "role": "user", "text": "Hi"},
+        {"kind": "side", "role": "user", "text": "a title"},
+        {"kind": "main", "role": "assistant", "tool_calls": [{"id": "1", "name": "bash", "arguments": {"a": 1}}]},
+    ]
+    told = Told("Bye", "".join(json.dumps(line) + "\n" for line in lines))
+    assert (await grade(task, task.input_files, "process", tmp_path / "r", told=told)).score == 1.0
+
+
 def test_ids_that_cannot_name_a_folder_are_told_apart(tmp_path):
     rows = [{"id": name, "instruction": "x", "grader": "echo 1"} for name in ("a/b", "a b", "a-b", "../a", "é")]
     put(tmp_path / "own.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
