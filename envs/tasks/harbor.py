@@ -43,8 +43,14 @@ mv reward/tests "$tests" && rm -rf reward
 grep -rlIZE '/(tests|logs)\\b' "$tests" | xargs -0 -r sed -i -E \\
   "s#(^|[^[:alnum:]_./-])/tests\\\\b#\\\\1$tests#g; s#(^|[^[:alnum:]_./-])/logs\\\\b#\\\\1$logs#g"
 export TEST_DIR="$tests"
-bash "$tests/START" >&2
+bash "$tests/START" > "$logs/said" 2>&1
 code=$?
+tail -c 4000 "$logs/said" >&2
+# Tests that could not run at all would else be a verdict on the agent.
+if grep -qE '/START: line [0-9]+: (pytest|uvx?|pip3?|python3?|curl|apt-get): command not found' "$logs/said"; then
+  echo "the tests call a program that the sandbox has not; take an image that has it (sandbox.docker.image)" >&2
+  exit 3
+fi
 VERDICT
 """
 _FROM_FILES = """if [[ -s $logs/verifier/reward.txt ]]; then

@@ -318,6 +318,14 @@ def test_clawgym_folders_stay_where_they_are(tmp_path):
     assert not (tmp_path / "written").exists()
 
 
+async def test_harbor_tests_that_cannot_run_are_no_verdict_on_the_agent(tmp_path):
+    entry = harbor(tmp_path / "set", 1)
+    put(entry.parent / "tests" / "test.sh", "uvx pytest /tests/x.py\necho 0 > /logs/verifier/reward.txt\n")
+    (task,) = formats.load(tmp_path / "set", tmp_path / "written").tasks
+    with pytest.raises(GraderFailureError, match="the tests call a program that the sandbox has not"):
+        await grade(task, task.input_files, "process", tmp_path / "r")
+
+
 def test_a_rubric_beside_a_script_needs_a_share(tmp_path):
     file = jsonl(tmp_path, 1)
     row = json.loads(file.read_text()) | {"rubric": {"criteria": [{"id": "a", "text": "Good?"}]}}
