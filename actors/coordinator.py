@@ -340,6 +340,7 @@ def episode_row(finished: Finished) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "flags": list(outcome.flags),
         "mcp": list(outcome.mcp),
+        "judge": outcome.judge,
         "log": outcome.log[-_LOG_CHARACTERS:],
         "report": tree if spec.split == "train" else None,
     }
@@ -353,7 +354,7 @@ def summarise(finished: Sequence[Finished]) -> dict[str, float]:
     row["episodes/retries"] = sum(len(f.failures) for f in finished)
     rewards = [f.outcome.reward for f in finished if f.outcome.reward is not None]
     row["train/reward"] = sum(rewards) / len(rewards) if rewards else float("nan")
-    row |= _by_harness(finished)
+    row |= _by_harness(finished) | _of_the_judge(finished)
     row["train/flagged"] = sum(bool(f.outcome.flags) for f in finished)
     row["train/calls"] = sum(f.outcome.calls for f in finished) / max(1, len(finished))
     counts: Counter[str] = Counter()
@@ -377,6 +378,19 @@ def _by_harness(finished: Sequence[Finished]) -> dict[str, float]:
         row[f"harness/{name}/reward"] = sum(rewards) / len(rewards) if rewards else float("nan")
         row[f"harness/{name}/calls"] = sum(outcome.calls for outcome in mine) / len(mine)
         row[f"harness/{name}/failed"] = sum(outcome.status == "failed" for outcome in mine)
+    return row
+
+
+def _of_the_judge(finished: Sequence[Finished]) -> dict[str, float]:
+    """What judging cost and how far its votes were apart, where anything was judged."""
+    judged = [f.outcome.judge for f in finished if f.outcome.judge is not None]
+    if not judged:
+        return {}
+    row = {"judge/disagreement": sum(verdict["disagreement"] for verdict in judged) / len(judged)}
+    for name in ("requests", "cached", "tokens_in", "tokens_out", "usd"):
+        spent = [verdict["cost"][name] for verdict in judged if verdict["cost"][name] is not None]
+        if spent:
+            row[f"judge/{name}"] = float(sum(spent))
     return row
 
 

@@ -22,15 +22,18 @@ from envs.harnesses.base import Endpoint, Harness, check_tools
 from envs.harnesses.own_files import OWN_FILES
 from envs.harnesses.registry import harness
 from envs.harnesses.sets import settings_of
+from envs.judge.client import JudgeError
+from envs.judge.judge import Judge, Verdict
 from envs.mcp.outside import Servers
 from envs.sandbox.base import Command, Finished, Limits, NotStartedError, Sandbox, WorkspaceTooLarge
 from envs.sandbox.create import chosen
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
-from envs.sandbox.grading import GraderFailureError, Told, grade
+from envs.sandbox.grading import Grade, GraderFailureError, Told, grade
 from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.sandbox.watch import Bounds, watched
+from envs.tasks.task import Task
 
 _LOG_CHARACTERS = 2000
 _PROBE_S = 1.0
@@ -81,6 +84,7 @@ class SandboxActor:
         self._config = config
         self._root = root
         self._proxy = proxy
+        self._judge = Judge(config.judge) if config.judge else None
         self._losses: dict[Path, asyncio.Task[None]] = {}
         gc(root)
         sandbox = config.sandbox
@@ -122,7 +126,7 @@ class SandboxActor:
                 session_id(spec),
                 temperature=spec.temperature,
                 seed=spec.seed,
-                transcript="transcript" in spec.task.grader_gets,
+                transcript=spec.task.wants_transcript,
             )
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
@@ -133,25 +137,29 @@ class SandboxActor:
                 sandbox = await self._pool.create(spec.harness, room, spec.task.input_files, spec.task.mount_dir)
                 adapter = harness(settings_of(config, spec.harness))
                 check_tools(adapter, (spec.task,))
-                endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=config.engine.max_len)
                 servers = Servers(spec.task.mcp, sandbox)
                 await servers.open()
-                command = adapter.command(sandbox, spec.task, endpoint, self._limits, servers.given)
-                command = replace(command, mounts=(*command.mounts, *servers.mounts))
-                command = through_relay(sandbox, command, Path(session["socket"]))
+                command = self._command(adapter, sandbox, spec.task, session, servers)
                 self._pool.expect(spec.harness, sandbox, command)
             began_ns = time.time_ns()
             unstarted: NotStartedError | None = None
             async with seconds.stage("run"):
                 try:
                     finished, reached = await self._run_beside_proxy(sandbox, command, session)
+                    for instruction in spec.task.sessions:
+                        if reached or not _told(adapter, finished)[0]:
+                            break
+                        command = self._command(
+                            adapter, sandbox, replace(spec.task, instruction=instruction), session, servers
+                        )
+                        finished, reached = await self._run_beside_proxy(sandbox, command, session)
                 except NotStartedError as error:
                     finished, reached, unstarted = error.finished, "", error
                 await servers.close()
                 closed = await self._proxy.close_session(session["key"])
             if unstarted is not None and not closed.calls:
                 raise unstarted
-            status, reason = judge(finished, closed, *_told(adapter, finished), reached)
+            status, reason = status_of(finished, closed, *_told(adapter, finished), reached)
             if status == "failed":
                 return replace(_failed(spec, reason, seconds, closed, finished), mcp=tuple(servers.log.rows))
             noted: tuple[str, ...] = ()
@@ -166,6 +174,15 @@ class SandboxActor:
             return replace(outcome, flags=noted, mcp=tuple(servers.log.rows))
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
+
+    def _command(
+        self, adapter: Harness, sandbox: Sandbox, task: Task, session: dict[str, str], servers: Servers
+    ) -> Command:
+        """What starts the harness with the task's instruction, behind the relay."""
+        endpoint = Endpoint(RELAY_BASE_URL, session["key"], context=self._config.engine.max_len)
+        command = adapter.command(sandbox, task, endpoint, self._limits, servers.given)
+        command = replace(command, mounts=(*command.mounts, *servers.mounts))
+        return through_relay(sandbox, command, Path(session["socket"]))
 
     async def _run_beside_proxy(
         self, sandbox: Sandbox, command: Command, session: dict[str, str]
@@ -199,38 +216,49 @@ class SandboxActor:
     async def _graded(
         self, spec: EpisodeSpec, sandbox: Sandbox, finished: Finished, closed: Summary, seconds: _Seconds
     ) -> EpisodeOutcome:
-        """The outcome of an episode that can be judged, but for how it ended; ``failed`` without a verdict."""
+        """The outcome of an episode that can be graded, but for how it ended; ``failed`` without a verdict."""
         try:
             async with seconds.stage("grade"):
-                score, log = await self._grade(spec, sandbox, closed)
-        except (GraderFailureError, TranscriptLostError) as error:
+                made, verdict = await self._grade(spec, sandbox, closed)
+        except (GraderFailureError, JudgeError, TranscriptLostError) as error:
             return _failed(spec, str(error), seconds, closed, finished)
         clean = closed.last_clean and (finished.code is None or finished.code < _KILLED)
         return EpisodeOutcome(
             id=spec.id,
             status="completed",
             reason="",
-            reward=score if clean or not self._config.reward.clean_end else 0.0,
-            grade=score,
+            reward=made.score if clean or not self._config.reward.clean_end else 0.0,
+            grade=made.score,
             clean_end=clean,
             calls=closed.calls,
             prompt_tokens=closed.prompt_tokens,
             sampled_tokens=closed.sampled_tokens,
             exit_code=finished.code,
             seconds=seconds.spent,
-            log=log,
+            log=made.log,
+            judge=None if verdict is None else verdict.plain(),
         )
 
-    async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[float, str]:
-        if session.transcript is None and "transcript" in spec.task.grader_gets:
+    async def _grade(self, spec: EpisodeSpec, sandbox: Sandbox, session: Summary) -> tuple[Grade, Verdict | None]:
+        task = spec.task
+        if session.transcript is None and task.wants_transcript:
             raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
         told = Told(session.final_message, session.transcript or "")
         try:
             frozen = await sandbox.freeze()
-            verdict = await grade(spec.task, frozen, self._backend, self._root, self._grading, told)
+            verdict = None
+            made = Grade(0.0, "")
+            if task.scripted:
+                made = await grade(task, frozen, self._backend, self._root, self._grading, told)
         except WorkspaceTooLarge as error:
-            return 0.0, str(error)
-        return verdict.score, verdict.log
+            return Grade(0.0, str(error)), None
+        if task.rubric is not None:
+            if self._judge is None:
+                raise JudgeError(f"task {task.id} needs a judge, and none is set; give judge.url and judge.model")
+            verdict = await self._judge.grade(task, task.rubric, frozen, told.final_message, told.transcript)
+            share = task.rubric.share
+            made = Grade((1 - share) * made.score + share * verdict.score, made.log)
+        return made, verdict
 
     async def _clean_up(self, key: str | None, sandbox: Any, servers: Servers | None, seconds: _Seconds) -> None:
         async with seconds.stage("destroy"):
@@ -264,7 +292,7 @@ def session_id(spec: EpisodeSpec) -> str:
     return f"{spec.id}a{spec.attempt}"
 
 
-def judge(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:
+def status_of(finished: Finished, session: Summary, ended: bool, reason: str, reached: str = "") -> tuple[Status, str]:
     """The status of an episode, from the session's own record first and from what the harness said second.
 
     ``reached``: the bound of ``Bounds`` at which the harness was ended. A limit is told as the setting that it is.

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ examples:
   python -m algos.run                                     the quickstart: minutes on two cores
   python -m algos.run --dry-run rollout.groups=4          check the settings and print the plan
   python -m algos.run configs/quickstart.yaml seed=1 steps=80
-  python -m algos.run configs/quickstart.yaml tasks.path=DIR      tasks in the ClawGym folder format
+  python -m algos.run configs/quickstart.yaml tasks.path=DIR      see python -m envs.tasks --help
   python -m algos.run --resume runs/quickstart-20260101-120000    go on after an interruption
 
 settings (key = default):
@@ -73,9 +74,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its last checkpoint")
-    parser.add_argument(
-        "--skip-bad-tasks", action="store_true", help="leave broken task folders out (tasks.skip_bad=true)"
-    )
+    parser.add_argument("--skip-bad-tasks", action="store_true", help="leave broken tasks out (tasks.skip_bad=true)")
     args = parser.parse_intermixed_args(argv)
     if args.skip_bad_tasks:
         args.overrides.append("tasks.skip_bad=true")
@@ -204,8 +203,9 @@ def check(config: RunConfig) -> str:
     from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
     from envs.harnesses.sets import harnesses
+    from envs.judge.judge import check_judge
     from envs.sandbox.create import chosen, unavailable
-    from envs.tasks import clawgym
+    from envs.tasks.sets import load_path
 
     adapters = []
     faults = []
@@ -218,10 +218,12 @@ def check(config: RunConfig) -> str:
         raise RunError("\n".join(faults))
     try:
         if config.tasks.path is not None:
-            tasks = clawgym.load(config.tasks.path, skip_bad=config.tasks.skip_bad).tasks
+            with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
+                tasks = load_path(config.tasks, Path(folder)).tasks
             for adapter in adapters:
                 check_tools(adapter, tasks)
             check_variables(tasks)
+            check_judge(tasks, config.judge)
     except ValueError as error:
         raise RunError(str(error)) from None
     if config.engine.kind == "sglang" and config.engine.sglang.url is None:

@@ -24,13 +24,18 @@ class ConfigError(ValueError):
 
 
 def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every leaf setting as (dotted key, field), in the order of declaration."""
+    """Every leaf setting as (dotted key, field), in the order of declaration; a group that may be none is one too."""
     for name, field in model.model_fields.items():
         key = prefix + (field.alias or name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from fields(field.annotation, key + ".")
-        else:
+        groups = [one for one in (field.annotation, *get_args(field.annotation)) if _is_group(one)]
+        if not groups or groups[0] is not field.annotation:
             yield key, field
+        if groups and get_origin(field.annotation) is not list:
+            yield from fields(groups[0], key + ".")
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def load(path: Path | None = None, overrides: list[str] | None = None) -> RunConfig:

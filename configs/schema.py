@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from configs.base import Config, Device
 from configs.harness import AssignmentConfig, HarnessConfig, SpaceConfig
+from configs.judge import JudgeConfig
 from configs.learner import LearnerConfig
 from configs.proxy import ProxyConfig
 
@@ -44,11 +45,18 @@ class ColdstartConfig(Config):
 class TasksConfig(Config):
     """What is practised."""
 
-    path: Path | None = Field(None, description="Folder of task folders in the ClawGym format; none: built-in tasks.")
+    path: Path | None = Field(
+        None,
+        description="Folder or file of tasks, in a format of `python -m envs.tasks formats`; none: built-in tasks.",
+    )
+    format: str | None = Field(None, description="Which format the path has; none: recognised by what lies there.")
+    graded_by: Literal["any", "script"] = Field(
+        "any", description="script: leave out the path's tasks whose grade needs a judge."
+    )
     builtin: Literal["desk", "word"] = Field(
         "desk", description="Which built-in tasks: small file work, or one word to be written into a file."
     )
-    skip_bad: bool = Field(False, description="Leave broken task folders out instead of stopping.")
+    skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
     limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
     heldout: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of the path's tasks kept for evaluation, chosen by the seed."
@@ -274,6 +282,9 @@ class RunConfig(Config):
     trees: TreesConfig = Field(default_factory=lambda: TreesConfig())
     reward: RewardConfig = Field(default_factory=lambda: RewardConfig())
     learner: LearnerConfig = Field(default_factory=lambda: LearnerConfig())
+    judge: JudgeConfig | None = Field(
+        None, description="Grades tasks that have a rubric; none: such tasks are an error."
+    )
     eval: EvalConfig = Field(default_factory=lambda: EvalConfig())
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
     wandb: WandbConfig = Field(default_factory=lambda: WandbConfig())

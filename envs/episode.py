@@ -53,3 +53,5 @@ class EpisodeOutcome:
     """What a second look found suspicious, in words; see ``envs.sandbox.flags``."""
     mcp: tuple[dict[str, Any], ...] = ()
     """Calls on MCP servers outside (``envs.mcp.tap``): server, tool, arguments, result_bytes, is_error, seconds."""
+    judge: dict[str, Any] | None = None
+    """What a judge said (``envs.judge.judge.Verdict``); None: none was asked."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import uuid
@@ -23,6 +24,7 @@ from envs.sandbox.base import Command, Finished, Limits, Sandbox, SandboxError
 from envs.sandbox.create import Backend, create
 from envs.sandbox.files import copy_tree, remove_tree
 from envs.sandbox.watch import Bounds, watched
+from envs.tasks import openclaw_events
 from envs.tasks.task import Task
 
 LIMITS = Limits(wall_s=60.0, cpu_s=60.0, output_bytes=1 << 16)
@@ -31,6 +33,7 @@ _LOG_CHARACTERS = 2000
 _TOLD = {
     "final_message": ("final_message.txt", "REINS_FINAL_MESSAGE"),
     "transcript": ("transcript.jsonl", "REINS_TRANSCRIPT"),
+    "payload": ("payload.json", openclaw_events.VARIABLE),
 }
 _SHIM = """#!/bin/bash
 # PYTHONSAFEPATH keeps the agent's workspace, where a json.py would be imported, out of sys.path. Only a
@@ -175,10 +178,17 @@ def _environment(sandbox: Sandbox, task: Task, told: Told) -> dict[str, str]:
     env["PYTHONSAFEPATH"] = "1"
     for what in task.grader_gets:
         file, variable = _TOLD[what]
-        text = getattr(told, what).encode("utf-8", "replace").decode()
+        text = _payload(task, told) if what == "payload" else getattr(told, what)
+        text = text.encode("utf-8", "replace").decode()
         env[variable] = sandbox.put_home(f".grading/{file}", text)
         (sandbox.home / ".grading" / file).chmod(0o444)
     return env
+
+
+def _payload(task: Task, told: Told) -> str:
+    said = list(openclaw_events.events(told.transcript))
+    asked = {"task_id": task.id, "user_query": task.instruction, "metadata": task.metadata}
+    return json.dumps(asked | {"final_message": told.final_message, "transcript": said})
 
 
 async def run_grader(

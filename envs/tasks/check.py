@@ -46,6 +46,9 @@ async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits
     except clawgym.TaskError as error:
         return [Finding("loads", fault) for fault in error.faults]
     fields = _of_the_fields(folder)
+    if not task.scripted:
+        alone = "only a judge grades it: there is no script to run"
+        return [Finding("loads"), fields, Finding("is graded by a script", alone, fault=False)]
     inputs = task.input_files if task.input_files.is_dir() else None
     try:
         first = await _run(task, inputs, root, backend, limits)

@@ -1,9 +1,11 @@
 """Task folders in the ClawGym format: read with errors that name file, line and field, and written.
 
-    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp"}
+    <task>/data_entry.json   {"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp", "sessions"}
     <task>/input_files/      the workspace at the start (may be missing)
     <task>/reward/reward.sh  the grader: the last line of its output is the score
+    <task>/rubric.json       what a judge grades by (may be missing), see ``envs.tasks.rubric``
 
+``grader_gets``, ``mcp``, ``sessions`` and ``rubric.json`` are ours; everything else is as ClawGym publishes it.
 Invariant: what ``load`` returns can be run; every fault of a folder is found before anything starts.
 """
 
@@ -11,79 +13,37 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envs.mcp.spec import ServerFault, read_servers
 from envs.sandbox.create import mount_dir_fault
+from envs.tasks.draft import Content, Draft, Scan
+from envs.tasks.faults import NoTasksError, TaskError
+from envs.tasks.fields import Fields, files_below, line_of, parse_json, plain_metadata, read_text
+from envs.tasks.openclaw_events import VARIABLE
+from envs.tasks.rubric import FILE as RUBRIC
+from envs.tasks.rubric import read_rubric
 from envs.tasks.task import Task
 
+__all__ = ["NoTasksError", "TaskError"]
 ENTRY = "data_entry.json"
-FIELDS = frozenset({"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp"})
+FIELDS = frozenset({"task_id", "user_query", "input_mount_dir", "metadata", "grader_gets", "mcp", "sessions"})
 MOUNT_DIR = "/root/.openclaw/workspace"
-
-
-class TaskError(ValueError):
-    """Task folders that cannot be used; ``faults`` holds a sentence for each: file, line, field, remedy."""
-
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
-        super().__init__(
-            f"{len(faults)} broken task folder{'s' if len(faults) > 1 else ''} "
-            "(to run the others: --skip-bad-tasks):\n" + "\n".join(f"  {fault}" for fault in faults)
-        )
-
-
-class NoTasksError(TaskError):
-    """A place without task folders: there are no others to run."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__([fault])
-        self.args = (fault,)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The tasks that can be run, by folder name, and a sentence for each folder that was skipped."""
+    """The tasks that can be run, by folder name, and a sentence for each one that was skipped."""
 
     tasks: list[Task]
     skipped: tuple[str, ...]
 
 
-def _line_of(text: str, field: str) -> int:
-    """The line on which a field of the entry begins; 1 when it is not there."""
-    before, found, _ = text.partition(f'"{field}"')
-    return before.count("\n") + 1 if found else 1
-
-
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TaskError([f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"]) from error
-    except (RecursionError, ValueError) as error:
-        raise TaskError([f"{path}:1: not JSON that can be read: {error}"]) from error
-    if not isinstance(entry, dict):
-        raise TaskError([f"{path}:1: expected a JSON object, got {type(entry).__name__}"])
-    return entry
-
-
-def _field(path: Path, text: str, entry: dict[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    value = entry.get(name, default)
-    where = f"{path}:{_line_of(text, name)}: field {name!r}"
-    if value is None:
-        raise TaskError([f"{where} is missing; expected {_KINDS[kind]}"])
-    if not isinstance(value, kind):
-        raise TaskError([f"{where}: expected {_KINDS[kind]}, got {type(value).__name__} {str(value)[:80]!r}"])
-    if isinstance(value, str) and not value.strip():
-        raise TaskError([f"{where} is empty; expected {_KINDS[kind]}"])
-    return value
-
-
-_KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list"}
-GRADER_GETS = ("final_message", "transcript")
+GRADER_GETS = ("final_message", "transcript", "payload")
+_LONGEST_SCRIPT = 1 << 20
 
 
 def read(folder: Path) -> Task:
@@ -91,37 +51,51 @@ def read(folder: Path) -> Task:
     path = folder / ENTRY
     if not path.is_file():
         raise TaskError([f"{path}: no such file; every task folder needs one"])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise TaskError([f"{path}:{line}: not UTF-8 at byte {error.start}"]) from error
-    entry = _parse(path, text)
-    task_id = _field(path, text, entry, "task_id", str)
-    instruction = _field(path, text, entry, "user_query", str)
-    mount_dir = _field(path, text, entry, "input_mount_dir", str, MOUNT_DIR)
+    text = read_text(path)
+    entry = parse_json(text, path)
+    fields = Fields(entry, lambda name: f"{path}:{line_of(text, name)}")
+    task_id = fields.identifier("task_id")
+    instruction = fields.text("user_query")
+    mount_dir = fields.text("input_mount_dir", MOUNT_DIR)
     if fault := mount_dir_fault(mount_dir):
-        line = _line_of(text, "input_mount_dir")
-        raise TaskError([f"{path}:{line}: field 'input_mount_dir' is {mount_dir!r}; {fault}"])
-    metadata = _field(path, text, entry, "metadata", dict, {})
-    grader_gets = _field(path, text, entry, "grader_gets", list, [])
+        raise fields.fault("input_mount_dir", f" is {mount_dir!r}; {fault}")
+    grader_gets = fields.of("grader_gets", list, [])
     if unknown := [name for name in grader_gets if name not in GRADER_GETS]:
-        line = _line_of(text, "grader_gets")
-        raise TaskError([f"{path}:{line}: field 'grader_gets': got {unknown[0]!r}, expected some of {GRADER_GETS}"])
-    if any("\ud800" <= character <= "\udfff" for character in instruction):
-        raise TaskError([f"{path}:{_line_of(text, 'user_query')}: field 'user_query' holds half a surrogate pair"])
-    grader = folder / "reward" / "reward.sh"
-    if not grader.is_file() or grader.is_symlink() or grader.parent.is_symlink():
-        raise TaskError([f"{grader}: expected a file, not a link, in a folder; it prints the score as its last line"])
+        raise fields.fault("grader_gets", f": got {unknown[0]!r}, expected some of {GRADER_GETS}")
+    sessions = fields.of("sessions", list, [])
+    if not all(isinstance(session, str) and session.strip() for session in sessions):
+        raise fields.fault("sessions", ": expected a list of texts, the instructions of further sessions")
     inputs = folder / "input_files"
     if inputs.is_symlink() or (inputs.exists() and not inputs.is_dir()):
         raise TaskError([f"{inputs}: expected a folder, not a link"])
-    plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float | bool)}
     try:
         servers = read_servers(entry.get("mcp", []), folder)
     except ServerFault as fault:
-        raise TaskError([f"{path}:{_line_of(text, 'mcp')}: {fault}"]) from None
-    return Task(task_id, instruction, folder, mount_dir, plain, tuple(dict.fromkeys(grader_gets)), servers)
+        raise TaskError([f"{path}:{line_of(text, 'mcp')}: {fault}"]) from None
+    if _reads_payload(folder / "reward"):
+        grader_gets = [*grader_gets, "payload"]
+    task = Task(
+        task_id,
+        instruction,
+        folder,
+        mount_dir,
+        plain_metadata(fields.of("metadata", dict, {})),
+        tuple(dict.fromkeys(grader_gets)),
+        servers,
+        read_rubric(folder / RUBRIC) if (folder / RUBRIC).exists() else None,
+        tuple(sessions),
+    )
+    grader = task.reward_dir / "reward.sh"
+    missing = not grader.is_file() or grader.is_symlink() or grader.parent.is_symlink()
+    if missing and task.scripted:
+        raise TaskError([f"{grader}: expected a file, not a link, in a folder; it prints the score as its last line"])
+    return task
+
+
+def _reads_payload(reward: Path) -> bool:
+    """Whether a grader of ClawGym's reads what was said, which its folder says nowhere else."""
+    scripts = [path for path in reward.glob("*.*") if path.suffix in (".py", ".sh") and path.is_file()]
+    return any(path.stat().st_size <= _LONGEST_SCRIPT and VARIABLE.encode() in path.read_bytes() for path in scripts)
 
 
 def folders(path: Path) -> list[Path]:
@@ -166,39 +140,89 @@ def load(path: Path, skip_bad: bool = False) -> Loaded:
     return loaded
 
 
+def recognised(path: Path) -> bool:
+    """Whether ``path`` is a task folder or has one directly under it."""
+    return (path / ENTRY).exists() or any(path.glob(f"*/{ENTRY}"))
+
+
+def drafts(path: Path) -> Scan:
+    """Every task folder directly under ``path``, with its files."""
+    loaded = scan(path)
+    faults = list(loaded.skipped)
+    found = []
+    for task in loaded.tasks:
+        try:
+            found.append(_draft(task))
+        except TaskError as error:
+            faults += error.faults
+    return Scan(found, faults)
+
+
+def _draft(task: Task) -> Draft:
+    path = task.folder / ENTRY
+    return Draft(
+        str(path),
+        task.id,
+        task.instruction,
+        files_below(task.input_files),
+        files_below(task.reward_dir),
+        task.metadata,
+        task.mount_dir,
+        task.grader_gets,
+        None if task.rubric is None else task.rubric.plain(),
+        task.sessions,
+        tuple(parse_json(read_text(path), path).get("mcp", [])),
+    )
+
+
 def write(
     folder: Path,
     task_id: str,
     instruction: str,
-    inputs: dict[str, str | bytes],
-    reward: dict[str, str | bytes],
-    metadata: dict[str, str | int | float | bool],
+    inputs: Mapping[str, Content],
+    reward: Mapping[str, Content],
+    metadata: Mapping[str, str | int | float | bool],
     mount_dir: str = MOUNT_DIR,
     grader_gets: Sequence[str] = (),
 ) -> Task:
+    """``write_draft`` of these parts."""
+    parts = Draft(str(folder), task_id, instruction, inputs, reward, metadata, mount_dir, tuple(grader_gets))
+    return write_draft(parts, folder)
+
+
+def write_draft(draft: Draft, folder: Path) -> Task:
     """Write one task folder, replacing one that is there.
 
     ``inputs`` and ``reward`` map relative paths to contents; an input that ends in ``/`` is an empty folder,
-    and ``reward`` must hold ``reward.sh``. Raises TaskError when the result could not be loaded.
+    and ``reward`` must hold ``reward.sh`` unless only a judge grades. Raises TaskError when the result could not be
+    loaded.
     """
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     entry: dict[str, Any] = {
-        "task_id": task_id,
-        "user_query": instruction,
-        "input_mount_dir": mount_dir,
-        "metadata": metadata,
+        "task_id": draft.id,
+        "user_query": draft.instruction,
+        "input_mount_dir": draft.mount_dir,
+        "metadata": dict(draft.metadata),
     }
-    if grader_gets:
-        entry["grader_gets"] = list(grader_gets)
-    (folder / ENTRY).write_text(json.dumps(entry, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    for below, files in (("input_files", inputs), ("reward", reward)):
+    given = {"grader_gets": draft.grader_gets, "sessions": draft.sessions, "mcp": draft.mcp}
+    entry |= {name: list(value) for name, value in given.items() if value}
+    for name, plain in ((ENTRY, entry), (RUBRIC, draft.rubric)):
+        if plain is not None:
+            (folder / name).write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for below, files in (("input_files", draft.inputs), ("reward", draft.reward)):
         for name, content in files.items():
-            path = folder / below / name
-            if name.endswith("/"):
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            _put(folder / below / name, content, name.endswith("/"))
     return read(folder)
+
+
+def _put(path: Path, content: Content, empty_folder: bool) -> None:
+    if empty_folder:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copy2(content, path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())

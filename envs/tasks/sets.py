@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import EvalConfig, TasksConfig
-from envs.tasks import clawgym, desk, word
+from envs.tasks import desk, formats, word
+from envs.tasks.clawgym import Loaded
 from envs.tasks.task import Task
 
 
@@ -31,8 +32,8 @@ def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: in
     """
     if tasks.path is None:
         return (_desk if tasks.builtin == "desk" else _word)(tasks, evaluation, folder, seed)
-    loaded = clawgym.load(tasks.path, skip_bad=tasks.skip_bad)
-    found = loaded.tasks[: tasks.limit]
+    loaded = load_path(tasks, folder)
+    found = loaded.tasks
     order = random.Random(seed).sample(found, len(found))
     n_heldout = round(len(order) * tasks.heldout)
     heldout = sorted(order[:n_heldout], key=lambda task: task.id)
@@ -42,6 +43,16 @@ def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: in
             f"tasks.heldout: got {tasks.heldout} of {len(found)} tasks, which leaves none to practise on; lower it"
         )
     return TaskSets(train, {"heldout": heldout} if heldout else {}, loaded.skipped)
+
+
+def load_path(tasks: TasksConfig, folder: Path) -> Loaded:
+    """The tasks of ``tasks.path``; those that are not task folders already are written below ``folder``.
+
+    Raises TaskError for a broken task, unless ``tasks.skip_bad``.
+    """
+    assert tasks.path is not None
+    scripted = tasks.graded_by == "script"
+    return formats.load(tasks.path, folder, tasks.format, tasks.skip_bad, tasks.limit, scripted)
 
 
 def _desk(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -> TaskSets:

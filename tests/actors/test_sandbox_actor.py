@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_api import endpoint, graded
 from needs import require
 from scripted import ListSink, ScriptedEngine, make_tokenizer
 from scripted_api import Script, bash, say, serving
@@ -25,6 +26,7 @@ from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.sandbox.create import unavailable
 from envs.tasks import clawgym
+from envs.tasks.draft import Draft
 
 SUMMARY = Summary("s", 2, 10, 5, "stop", True, True, "", "", 0, {}, 1.0)
 DONE = say("All done.")
@@ -202,3 +204,81 @@ class RealDoor:
 
     async def since_call(self, key: str) -> float:
         return self.dispatcher.since_call(key)
+
+
+async def test_each_session_of_a_task_is_a_run_of_its_own_in_one_workspace(tmp_path):
+    grader = '[ "$(cat said.txt)" = "$(printf "one\\ntwo")" ] && echo 1.0 || echo 0.0\n'
+    draft = Draft("", "t", "Say one.", reward={"reward.sh": grader}, sessions=("Say two.", "Say nothing."))
+    task = clawgym.write_draft(draft, tmp_path / "task")
+    script = Script(bash("echo one >> said.txt"), DONE, bash("echo two >> said.txt"), DONE, DONE)
+    async with door(tmp_path, script, SUMMARY, 99.0) as proxy:
+        config = RunConfig.model_validate({"sandbox": {"backend": "bubblewrap"}})
+        outcome = await SandboxActor(config, tmp_path / "rooms", proxy).run_episode(
+            EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0)
+        )
+    assert (outcome.status, outcome.reward) == ("completed", 1.0)
+    asked = [[m["content"] for m in body["messages"] if m["role"] == "user"] for body in script.bodies]
+    assert ["Say one." in "".join(said) for said in asked] == [True, True, False, False, False]
+    assert "Say two." in "".join(asked[2])
+    assert len(script.bodies) == 5
+    assert len(proxy.specs) == 1
+
+
+async def test_a_session_that_does_not_end_is_the_last(tmp_path):
+    draft = Draft("", "t", "Say one.", reward={"reward.sh": "echo 1.0\n"}, sessions=("Say two.",))
+    task = clawgym.write_draft(draft, tmp_path / "task")
+    script = Script(bash("true"))
+    async with door(tmp_path, script, SUMMARY, 99.0) as proxy:
+        config = RunConfig.model_validate({"sandbox": {"backend": "bubblewrap"}, "harness": {"max_turns": 2}})
+        outcome = await SandboxActor(config, tmp_path / "rooms", proxy).run_episode(
+            EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0)
+        )
+    assert (outcome.status, outcome.reason, len(script.bodies)) == ("truncated", "max turns", 2)
+
+
+RUBRIC = {"criteria": [{"id": "total", "text": "Done."}, {"id": "style", "text": "Well.", "scale": "fraction"}]}
+
+
+async def judged(tmp_path: Path, answer: Any, share: float, script: str = GRADER, judge: bool = True) -> Any:
+    """An episode that makes done.txt, graded by a script and by a judge."""
+    reward = {"reward.sh": script} if share < 1 else {}
+    draft = Draft("", "t", "Do it.", reward=reward, rubric=RUBRIC | {"share": share}, grader_gets=("transcript",))
+    task = clawgym.write_draft(draft, tmp_path / "task")
+    summary = replace(SUMMARY, final_message="I am done.", transcript='{"role": "user"}\n')
+    with endpoint(lambda *_: answer) as made:
+        async with door(tmp_path, Script(bash("echo x > done.txt"), DONE), summary, 99.0) as proxy:
+            settings = {"url": made.url, "model": "m", "cache": None, "votes": 1, "retries": 0, "tries": 1}
+            config = RunConfig.model_validate(
+                {"sandbox": {"backend": "bubblewrap"}, "judge": settings if judge else None}
+            )
+            outcome = await SandboxActor(config, tmp_path / "rooms", proxy).run_episode(
+                EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0)
+            )
+    assert proxy.specs[0].transcript
+    return outcome, made
+
+
+async def test_a_judge_and_a_script_share_the_grade(tmp_path):
+    outcome, made = await judged(tmp_path, graded(1, 0.5), 0.25)
+    assert outcome.grade == pytest.approx(0.75 * 1.0 + 0.25 * 0.75)
+    assert outcome.judge["score"] == pytest.approx(0.75)
+    said = made.asked[0]["messages"][1]["content"]
+    for words in ("I am done.", '{"role": "user"}', "'done.txt', 2 bytes, new"):
+        assert words in said
+
+
+async def test_a_judge_alone_grades_without_a_script(tmp_path):
+    outcome, _ = await judged(tmp_path, graded(0, 1.0), 1.0)
+    assert (outcome.status, outcome.grade) == ("completed", 0.5)
+
+
+async def test_a_judge_that_gives_no_grade_is_no_zero(tmp_path):
+    outcome, _ = await judged(tmp_path, "well", 0.5)
+    assert (outcome.status, outcome.reward, outcome.grade) == ("failed", None, None)
+    assert "the judge m gave no grade" in outcome.reason
+
+
+async def test_a_judge_that_is_not_set_is_no_zero(tmp_path):
+    outcome, made = await judged(tmp_path, graded(), 0.5, judge=False)
+    assert (outcome.status, outcome.reward, made.asked) == ("failed", None, [])
+    assert outcome.reason == "task t needs a judge, and none is set; give judge.url and judge.model"

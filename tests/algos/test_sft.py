@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_read_and_a_place_that_cannot_be_written_are_told
         (["data.path=null"], ["data.path"]),
         (["data.heldut=0.1"], ["did you mean 'data.heldout'"]),
         (["model.path=/no/where"], ["model.path", "config.json"]),
-        (["device=foo"], ["device: got foo"]),
+        (["device=foo"], ["device: got 'foo'"]),
         (["device=cuda:99"], ["device: got cuda:99"]),
         (["learning_rate=-1"], ["learning_rate", "greater than 0"]),
         (["data.max_len=20"], ["line 2", "expected at most 20"]),

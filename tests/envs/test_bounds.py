@@ -191,7 +191,7 @@ async def test_signals_to_the_relay_end_or_stall_only_their_own_run(tmp_path, nu
         text = f"kill -{number} $PPID; sleep 0.2; kill -{number} 1 2>/dev/null; echo alive; sleep 30"
         command = Command(("/bin/bash", "-c", text), sandbox.environment(), limits=Limits(wall_s=2.0))
         done = await sandbox.run(through_relay(sandbox, command, socket))
-        # 128 and above: what is inside has done that (``actors.sandbox.judge``); None: the wall limit.
+        # 128 and above: what is inside has done that (``actors.sandbox.status_of``); None: the wall limit.
         assert done.code is None if number == "STOP" else (done.code or 0) > 128
         assert (await bash(sandbox, "ls /proc | grep -c '^[0-9]'")).stdout.strip() < b"6"
         await sandbox.destroy()

@@ -168,7 +168,8 @@ async def test_a_field_that_nothing_reads_is_a_warning(tmp_path):
     findings = await check_task(folder, tmp_path / "rooms", "bubblewrap")
     assert not any(finding.broken for finding in findings)
     assert list(wrong(findings).values()) == [
-        "nothing reads grader_get; what is read is grader_gets, input_mount_dir, mcp, metadata, task_id, user_query"
+        "nothing reads grader_get; "
+        "what is read is grader_gets, input_mount_dir, mcp, metadata, sessions, task_id, user_query"
     ]
 
 
@@ -194,7 +195,7 @@ def test_the_command_lines(tmp_path):
     code, said = run("envs.tasks", "check", "--backend", "auto", str(tmp_path))
     assert code == 1
     assert "FAILS  scores the untouched workspace: the last line" in said
-    assert "1 task folder checked, 1 broken" in said
+    assert "1 task checked, 1 broken" in said
     code, said = run("envs.harnesses", "check", "agent_loop", "--episode", "--wall-s", "20")
     assert code == 0, said
     assert "holds  puts the key on every call" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.tasks import clawgym
-from envs.tasks.clawgym import TaskError
+from envs.tasks.faults import TaskError
 
 ENTRY = {
     "task_id": "task_one",
@@ -87,7 +87,7 @@ def test_one_broken_among_23(tmp_path):
     for number in range(22):
         folder(tmp_path, f"t{number:02}")
     folder(tmp_path, "t07b", '{"task_id": "x"')
-    with pytest.raises(TaskError, match=r"1 broken task folder .*\n.*t07b/data_entry.json:1:16"):
+    with pytest.raises(TaskError, match=r"1 broken task .*\n.*t07b/data_entry.json:1:16"):
         clawgym.load(tmp_path)
     loaded = clawgym.load(tmp_path, skip_bad=True)
     assert len(loaded.tasks) == 22

@@ -102,10 +102,12 @@ async def perform(
     policy: Engine | None = None,
     task: Callable[[Path], Task] = make_task,
     backend: str = "auto",
+    speaker: Callable[[str], str] = part_of,
 ) -> Performance:
     """Run the session under ``folder``, which is made; its path must be short enough for sockets.
 
-    ``policy``: an engine of its own mind; None plays the scenario's lines. ``task`` makes another task than all have.
+    ``policy``: an engine of its own mind; None plays the scenario's lines. ``task`` makes another task than all have;
+    ``speaker`` tells from a prompt whose lines are asked for.
     """
     folder.mkdir(parents=True)
     records: list[CallRecord] = []
@@ -113,7 +115,7 @@ async def perform(
     async def sink(batch: Sequence[CallRecord]) -> None:
         records.extend(batch)
 
-    script = ScriptEngine(rendering.tokenizer, scenario.lines(DIALECTS[harness]), part_of, seed)
+    script = ScriptEngine(rendering.tokenizer, scenario.lines(DIALECTS[harness]), speaker, seed)
     config = ProxyConfig(max_tokens=None if policy is None else 64)
     dispatcher = _Watched(config, rendering, policy or script, sink, scenario.context)
     server = SocketServer(folder)

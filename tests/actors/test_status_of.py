@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.sandbox import judge
+from actors.sandbox import status_of
 from actors.session_contract import Summary
 from configs.schema import RunConfig
 from envs.sandbox.base import Finished
@@ -29,7 +29,7 @@ SESSION = Summary("s", 2, 10, 5, "stop", True, True, "", "", 0, {}, 1.0)
 )
 def test_status_comes_from_the_session_first_and_from_the_harness_second(code, session, ended, reason, status):
     finished = Finished(code, b"", b"", 1.0)
-    assert judge(finished, replace(SESSION, **session), ended, reason)[0] == status
+    assert status_of(finished, replace(SESSION, **session), ended, reason)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_status_comes_from_the_session_first_and_from_the_harness_second(code, s
 )
 def test_a_limit_is_told_as_the_setting_that_it_is(session, reached, reason):
     finished = Finished(None, b"", b"", 1.0)
-    assert judge(finished, replace(SESSION, **session), False, "time limit", reached) == ("truncated", reason)
+    assert status_of(finished, replace(SESSION, **session), False, "time limit", reached) == ("truncated", reason)
     group, _, name = reason.removeprefix("limit: ").rpartition(".")
     assert name in type(operator.attrgetter(group)(RunConfig())).model_fields
 
 
 def test_a_harness_that_never_called_before_a_limit_is_trouble_and_no_episode():
-    status, reason = judge(Finished(None, b"", b"", 1.0), replace(SESSION, calls=0), False, "time limit", "idle_s")
+    status, reason = status_of(Finished(None, b"", b"", 1.0), replace(SESSION, calls=0), False, "time limit", "idle_s")
     assert (status, reason) == ("failed", "the harness made no call (limit: sandbox.idle_s): it printed nothing")

@@ -1,0 +1,187 @@
+"""Reading what somebody else wrote: texts and their fields, with faults that name file, line and field.
+
+Invariant: nothing is read through a link, nothing past a bound, and no name that is read leads out of a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from envs.tasks.faults import TaskError
+
+MOST_BYTES = 64 << 20
+"""Of a file that is read as a whole."""
+_LONGEST_NAME = 255
+_LONGEST_ID = 200
+_SHOWN = 80
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """A UTF-8 text file. Raises TaskError for a link, for what is no file, past ``most`` bytes, for other bytes."""
+    try:
+        info = path.lstat()
+    except OSError as error:
+        raise TaskError([f"{path}: cannot be read: {error.strerror}"]) from None
+    if not stat.S_ISREG(info.st_mode):
+        raise TaskError([f"{path}: expected a file, got {'a link' if path.is_symlink() else 'something else'}"])
+    if info.st_size > most:
+        raise TaskError([f"{path}: got {info.st_size} bytes, expected at most {most}"])
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise TaskError([f"{path}:{line}: not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
+
+
+def parse_json(text: str, path: Path, line: int = 1) -> dict[str, Any]:
+    """The JSON object that ``text`` is; ``line`` is where it begins in ``path``. Raises TaskError."""
+    try:
+        entry = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{line + error.lineno - 1}:{error.colno}"
+        raise TaskError([f"{where}: not valid JSON: {error.msg}"]) from error
+    except (RecursionError, ValueError) as error:
+        raise TaskError([f"{path}:{line}: not JSON that can be read: {error}"]) from error
+    if not isinstance(entry, dict):
+        raise TaskError([f"{path}:{line}: expected a JSON object, got {type(entry).__name__}"])
+    return entry
+
+
+def line_of(text: str, field: str) -> int:
+    """The line on which a field of a JSON object begins; 1 when it is not there."""
+    before, found, _ = text.partition(f'"{field}"')
+    return before.count("\n") + 1 if found else 1
+
+
+KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list", float: "a number"}
+
+
+class Fields:
+    """The fields of one task, each read once with a check of its kind. Every method raises TaskError."""
+
+    def __init__(self, values: Mapping[str, Any], where: Callable[[str], str]) -> None:
+        """``where``: file and line of a field, as ``tasks.csv:3``."""
+        self.values = values
+        self._where = where
+
+    def fault(self, name: str, words: str) -> TaskError:
+        return TaskError([f"{self._where(name)}: field {name!r}{words}"])
+
+    def of(self, name: str, kind: type, default: Any = None) -> Any:
+        """The value of a field, of ``kind``. None as ``default``: it must be there."""
+        value = self.values.get(name, default)
+        if value is None:
+            raise self.fault(name, f" is missing; expected {KINDS[kind]}")
+        given = not isinstance(value, bool) and isinstance(value, int | float) if kind is float else None
+        if not (isinstance(value, kind) if given is None else given):
+            shown = f"{type(value).__name__} {str(value)[:_SHOWN]!r}"
+            raise self.fault(name, f": expected {KINDS[kind]}, got {shown}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text that is not empty and can be sent to a model; ``default`` may be empty."""
+        value: str = self.of(name, str, default)
+        if not value.strip() and value != default:
+            raise self.fault(name, " is empty; expected a text")
+        if "\0" in value:
+            raise self.fault(name, " holds a zero byte")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise self.fault(name, " holds half a surrogate pair")
+        return value
+
+    def identifier(self, name: str) -> str:
+        value = self.text(name).strip()
+        if len(value) > _LONGEST_ID or not value.isprintable():
+            raise self.fault(name, f": got {value[:_SHOWN]!r}, expected at most {_LONGEST_ID} printable characters")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number of at least 0."""
+        value = float(self.of(name, float, default))
+        if not (math.isfinite(value) and value >= 0):
+            raise self.fault(name, f": got {value}, expected a finite number of at least 0")
+        return value
+
+    def choice(self, name: str, among: tuple[str, ...], default: str | None = None) -> str:
+        value = self.text(name, default)
+        if value not in among:
+            raise self.fault(name, f": got {value[:_SHOWN]!r}, expected one of {', '.join(among)}")
+        return value
+
+    def within(self, name: str, default: dict[str, Any] | None = None) -> Fields:
+        """The fields of the object that is the field ``name``."""
+        return Fields(self.of(name, dict, default), lambda _: f"{self._where(name)}: in {name}")
+
+    def entry(self, name: str, number: int, value: object) -> Fields:
+        """The fields of ``value``, which is entry ``number`` of the list in the field ``name``."""
+        if not isinstance(value, dict):
+            raise self.fault(name, f", entry {number}: expected an object, got {type(value).__name__}")
+        return Fields(value, lambda _: f"{self._where(name)}: {name}[{number}]")
+
+    def name_in_workspace(self, name: str, value: object) -> str:
+        """``value``, part of the field ``name``, as the path of a file below the workspace."""
+        if fault := path_fault(value):
+            raise self.fault(name, f": got {str(value)[:_SHOWN]!r}, {fault}")
+        return str(PurePosixPath(str(value)))
+
+    def file_below(self, name: str, folder: Path, value: object) -> Path:
+        """``value``, part of the field ``name``, as a file that is there below ``folder``."""
+        inside = self.name_in_workspace(name, value)
+        path = folder / inside
+        if not path.is_file():
+            raise self.fault(name, f": there is no file {path}; put it there")
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise self.fault(name, f": {path} is a link that leads out of {folder}")
+        return path
+
+
+def path_fault(value: object) -> str:
+    """Why a text cannot be the path of a file below a folder; empty when it can."""
+    if not isinstance(value, str) or not value.strip():
+        return "expected the path of a file"
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or value.startswith("~") or "\\" in value:
+        return "expected a path below the workspace, without a '/' in front, '..' or a backslash"
+    if not path.parts or value.endswith("/"):
+        return "expected the path of a file"
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        return "expected a path without zero bytes and halves of surrogate pairs"
+    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
+        return f"expected names of at most {_LONGEST_NAME} bytes"
+    if path.parts[0] == "reward":
+        return "expected another folder than reward/, which is the grader's"
+    return ""
+
+
+def plain_metadata(values: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """What of ``values`` is a plain value."""
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Every file below ``folder`` by its path there; a folder that is missing has none.
+
+    Raises TaskError for a link, a pipe, a device: none of them can be handed to an agent as a file.
+    """
+    return {path.relative_to(folder).as_posix(): path for path in _files(folder)} if folder.exists() else {}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if folder.is_symlink() or not folder.is_dir():
+        raise TaskError([f"{folder}: expected a folder, not a link"])
+    for path in sorted(folder.iterdir()):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            yield from _files(path)
+        elif stat.S_ISREG(mode):
+            yield path
+        else:
+            raise TaskError(
+                [f"{path}: expected a file or a folder, got {'a link' if path.is_symlink() else 'a device'}"]
+            )

@@ -1,0 +1,113 @@
+"""The formats that tasks come in: which one a place holds, and its tasks as folders that can be run.
+
+To add a format: a module with ``recognised`` and ``scan``, and one line in ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.sandbox.files import Bounds
+from envs.tasks import clawgym, clawgym_lines, harbor, jobbench, jsonl, officeqa, pinchbench
+from envs.tasks.clawgym import Loaded
+from envs.tasks.draft import Draft, Scan, size
+from envs.tasks.faults import NoTasksError, TaskError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One public format. ``scan`` raises NoTasksError where there is nothing of it; a broken task is a fault in it."""
+
+    name: str
+    what: str
+    recognised: Callable[[Path], bool]
+    scan: Callable[[Path], Scan]
+
+
+_MOST_BYTES = Bounds().total_bytes
+
+
+def _never(_: Path) -> bool:
+    """Only who names the format gets it."""
+    return False
+
+
+FORMATS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        Format("clawgym", "folders with data_entry.json", clawgym.recognised, clawgym.drafts),
+        Format("pinchbench", "task_*.md with front matter", pinchbench.recognised, pinchbench.scan),
+        Format("jobbench", "folders with TASK_INSTRUCTIONS.txt and RUBRICS.json", jobbench.recognised, jobbench.scan),
+        Format("harbor", "folders with task.toml, or task.yaml", harbor.recognised, harbor.scan),
+        Format("officeqa", "a CSV with uid, question, answer", officeqa.recognised, officeqa.scan),
+        Format("officeqa_search", "the same, with a search over all documents", _never, officeqa.scan_for_search),
+        Format("clawgym_lines", "*.jsonl with hook_code", clawgym_lines.recognised, clawgym_lines.scan),
+        Format("jsonl", "*.jsonl with a task on each line", jsonl.recognised, jsonl.scan),
+    )
+}
+
+
+def format_of(path: Path, name: str | None = None) -> Format:
+    """The format called ``name``, or the first one that recognises what lies at ``path``.
+
+    Raises NoTasksError for a path that is not there, a name that is none, and a place of no known format.
+    """
+    if not path.exists():
+        raise NoTasksError(f"{path}: no such folder or file; expected tasks in one of: {', '.join(FORMATS)}")
+    if name is not None and name not in FORMATS:
+        raise NoTasksError(f"got the format {name!r}, expected one of: {', '.join(FORMATS)}")
+    if name is not None:
+        return FORMATS[name]
+    found = next((one for one in FORMATS.values() if one.recognised(path)), None)
+    if found is None:
+        known = "; ".join(f"{one.name}: {one.what}" for one in FORMATS.values())
+        raise NoTasksError(f"{path}: holds no task of a known format ({known}); or name one with tasks.format")
+    return found
+
+
+def scan(path: Path, name: str | None = None) -> Scan:
+    """What ``path`` holds, sound or not; a second task of one id is a fault. Raises NoTasksError."""
+    found = format_of(path, name).scan(path)
+    seen: dict[str, Draft] = {}
+    faults = list(found.faults)
+    for draft in found.drafts:
+        large = sum(map(size, draft.inputs.values()))
+        if large > _MOST_BYTES:
+            faults.append(
+                f"{draft.source}: its files have {large} bytes, expected at most {_MOST_BYTES} in a workspace"
+            )
+        elif first := seen.get(draft.id):
+            faults.append(f"{draft.source}: its id {draft.id!r} is also that of {first.source}")
+        else:
+            seen[draft.id] = draft
+    return Scan(list(seen.values()), faults)
+
+
+def load(
+    path: Path,
+    folder: Path,
+    name: str | None = None,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    scripted: bool = False,
+) -> Loaded:
+    """The tasks at ``path``, the first ``limit`` of them; task folders stay where they are, others are written below
+    ``folder``. With ``scripted`` only those whose grade needs no judge.
+
+    Raises TaskError for any broken task; with ``skip_bad`` only when none is sound. NoTasksError when none is left.
+    """
+    if format_of(path, name).name == "clawgym":
+        loaded = clawgym.load(path, skip_bad)
+        tasks = [task for task in loaded.tasks if task.rubric is None or not scripted]
+    else:
+        found = scan(path, name)
+        if found.faults and not (skip_bad and found.drafts):
+            raise TaskError(found.faults)
+        drafts = [draft for draft in found.drafts if draft.rubric is None or not scripted]
+        tasks = [clawgym.write_draft(draft, folder / draft.folder_name) for draft in drafts[:limit]]
+        loaded = Loaded(tasks, tuple(found.faults))
+    if not tasks:
+        raise NoTasksError(f"{path}: every task there needs a judge; give one, or take tasks.graded_by=any")
+    return Loaded(tasks[:limit], loaded.skipped)

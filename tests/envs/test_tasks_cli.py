@@ -1,0 +1,91 @@
+"""The command line of the tasks, in every format."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from made_tasks import MAKERS, NAMES, jobbench, jsonl, pinchbench
+
+from envs.tasks import clawgym
+from envs.tasks.__main__ import main
+
+KINDS = pytest.mark.parametrize("maker", MAKERS)
+
+
+def made(root, maker, count=3):
+    for number in range(count):
+        MAKERS[maker](root, number)
+    return str(root)
+
+
+@KINDS
+def test_numbers_of_a_set(maker, tmp_path, capsys):
+    assert main(["stats", made(tmp_path, maker), "--json"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert (numbers["tasks"], numbers["format"], numbers["broken"]) == (3, NAMES[maker], 0)
+    assert sum(numbers["graded_by"].values()) == 3
+    assert numbers["input_files"]["most"] >= 1
+    assert main(["stats", str(tmp_path)]) == 0
+    assert f"next: python -m envs.tasks show {tmp_path}" in capsys.readouterr().out
+
+
+@KINDS
+def test_some_tasks_are_drawn_by_a_seed_and_written(maker, tmp_path, capsys):
+    place = made(tmp_path / "set", maker, 9)
+    drawn = []
+    for seed in ("1", "1", "2"):
+        assert main(["sample", place, "4", "--seed", seed, "--out", str(tmp_path / seed)]) == 0
+        drawn.append(capsys.readouterr().out.replace(str(tmp_path / "1"), ""))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(clawgym.load(tmp_path / "1").tasks) == 4
+
+
+@KINDS
+def test_one_task_is_shown(maker, tmp_path, capsys):
+    place = made(tmp_path, maker, 1)
+    main(["sample", place, "1"])
+    name = capsys.readouterr().out.split("  ")[0]
+    assert main(["show", place, name]) == 0
+    out = capsys.readouterr().out
+    assert name in out
+    assert "graded by" in out
+    assert main(["show", place, "nothing"]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_check_runs_what_there_is_to_run(tmp_path, capsys):
+    pinchbench(tmp_path / "p", 1)
+    jobbench(tmp_path / "j", 1)
+    file = jsonl(tmp_path / "l", 1)
+    file.write_text(file.read_text() + "{broken\n")
+    places = [str(tmp_path / name) for name in "pjl"]
+    assert main(["check", "--backend", "process", *places]) == 1
+    out = capsys.readouterr().out
+    assert f"holds  {tmp_path / 'p'}" in out
+    assert f"warns  {tmp_path / 'j'}" in out
+    assert "only a judge grades it" in out
+    assert f"FAILS  {file}:2:2\n    {file}:2:2: not valid JSON" in out
+    assert out.endswith("4 tasks checked, 1 broken\n")
+
+
+def test_faults_are_told_beside_what_is_sound(tmp_path, capsys):
+    file = jsonl(tmp_path, 1)
+    file.write_text(file.read_text() + "[]\n")
+    assert main(["stats", str(tmp_path), "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["broken"] == 1
+    assert said.err == f"{file}:2: expected a JSON object, got list\n"
+
+
+def test_built_in_tasks_are_made(tmp_path, capsys):
+    options = ["--split", "heldout", "--level", "2", "--count", "4", "--out", str(tmp_path)]
+    assert main(["generate", *options]) == 0
+    assert "4 tasks of the split heldout, level 2" in capsys.readouterr().out
+    assert {task.metadata["split"] for task in clawgym.load(tmp_path).tasks} == {"heldout"}
+
+
+@pytest.mark.parametrize("argv", [["stats", "/nowhere"], ["check", "/nowhere"], ["sample", "/nowhere"]])
+def test_a_place_that_is_not_there(argv, capsys):
+    assert main(argv) == 2
+    assert "/nowhere: no such folder or file" in capsys.readouterr().err
