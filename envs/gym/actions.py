@@ -92,7 +92,7 @@ def _written(value: Any) -> str | None:
 def _tokens(action: Action, vocabulary: int | None) -> Answer:
     if vocabulary is None:
         raise ActionError("action.token_ids: got some without a tokenizer; make the environment with tokenizer=FOLDER")
-    if any(_length(name, action.get(name, ())) for name in _WORDS):
+    if any(_length(name, action[name]) for name in _WORDS if name in action):
         raise ActionError("action: got token_ids and words, expected one of the two: the ids say it all")
     ids = _array("token_ids", action["token_ids"], np.int64, 0, vocabulary - 1)
     given = action.get("logprobs", ())

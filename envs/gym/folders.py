@@ -25,7 +25,7 @@ def root(given: Path | None) -> Path:
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         return given.resolve()
-    path = Path(tempfile.gettempdir()).resolve() / f"reins-envs-{os.getuid()}"
+    path = _own_root()
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid():
         raise SandboxError(f"{path}: it is another user's; set sandbox.root to a folder of your own")
@@ -41,7 +41,12 @@ def make(parent: Path) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ``make``, and the root if it was the last one there."""
+    """Remove a folder of ``make``, and with the last one the root in /tmp."""
     remove_tree(folder)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+    if folder.parent == _own_root():
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
+
+
+def _own_root() -> Path:
+    return Path(tempfile.gettempdir()).resolve() / f"reins-envs-{os.getuid()}"

@@ -123,6 +123,7 @@ def test_every_sampled_action_is_in_the_space_and_is_an_answer(vocabulary):
     assert kinds == ({"words"} if vocabulary is None else {"words", "tokens"})
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize("vocabulary", [None, VOCABULARY])
 def test_sampled_observations_are_in_their_space(vocabulary):
     space = observations(vocabulary)
@@ -131,6 +132,7 @@ def test_sampled_observations_are_in_their_space(vocabulary):
         assert space.sample() in space
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize("space", [observations(VOCABULARY), Actions(VOCABULARY)], ids=["observations", "actions"])
 def test_the_spaces_can_be_batched_and_taken_apart(space):
     space.seed(1)
