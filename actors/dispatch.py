@@ -141,10 +141,13 @@ class Dispatcher:
             counted = hosted.session.count
             return await asyncio.to_thread(counted, request) if threaded else counted(request)
 
-    def prepared(self, session: str, request: str) -> Prepared | None:
-        """The call that the engine was given as ``request``; None where it is not under way."""
-        running = self._by_id[session].running if session in self._by_id else ()
-        return next((call.prepared for call in running if call.request == request), None)
+    def under_way(self, session: str, request: str) -> tuple[Session, Prepared] | None:
+        """The call that the engine was given as ``request``, with its session; None where it is not under way."""
+        hosted = self._by_id.get(session)
+        for call in () if hosted is None else hosted.running:
+            if call.request == request:
+                return hosted.session, call.prepared
+        return None
 
     def abort(self, running: Running) -> None:
         """End a call that nobody waits for; what was sampled is kept."""

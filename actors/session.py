@@ -156,6 +156,14 @@ class Session:
             lost = _lost(self.spec.id, ordinal)
             self._records[lost.call] = lost
 
+    def heard(self, prepared: Prepared) -> str:
+        """The transcript so far, with what a call under way has brought; nothing where none was asked for."""
+        if not self.spec.transcript or self._transcript is None:
+            return ""
+        new = Transcript()
+        new.add(prepared.ordinal, prepared.kind, self._prompts.brought(prepared.plan))
+        return self._transcript.text() + new.text()
+
     def entry(self, prepared: Prepared) -> Entry:
         """An ended call as it goes into the log."""
         return self._prompts.entry(self._records[prepared.call], prepared.plan)

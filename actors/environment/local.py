@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,17 +21,20 @@ from actors.environment.agent import WaitingAgent
 from actors.plain_rendering import PlainRendering
 from actors.renderer import Renderer
 from actors.sandbox import SandboxActor, session_id
-from actors.session import Prepared
+from actors.session import Prepared, Session
 from actors.session_contract import SessionSpec, Summary
 from actors.socket_server import SocketServer
 from configs.environment import EnvironmentConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.gym import folders
 from envs.gym.stage import Answer, Asked, Over, Turn
+from envs.sandbox.base import SandboxError
 from trees import filters
 from trees.build import TreeBuilder
 from trees.record import CallRecord
 from trees.tree import Tree
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -89,6 +93,8 @@ class _Episode:
 
     spec: EpisodeSpec
     running: asyncio.Task[EpisodeOutcome]
+    progress: float = 0.0
+    """What its step grader said last."""
 
 
 class _Parts:
@@ -110,6 +116,8 @@ class _Parts:
 
     async def open_session(self, spec: SessionSpec) -> dict[str, str]:
         socket = await self._server.start(self._app)
+        steps = self._episode is not None and self._episode.spec.task.gives_steps
+        spec = replace(spec, transcript=spec.transcript or steps)
         return {"key": await self._dispatcher.open(spec), "socket": str(socket)}
 
     async def close_session(self, key: str) -> Summary:
@@ -148,12 +156,20 @@ class _Parts:
                 return await self._over(episode)
             for request in self._agent.waiting()[:1]:
                 # A call that its harness takes back just now may be gone.
-                call = self._dispatcher.prepared(request.session, request.request)
-                if call is not None:
-                    return self._asked(request, call, answered)
+                found = self._dispatcher.under_way(request.session, request.request)
+                if found is not None:
+                    return await self._asked(episode, request, *found, answered)
             await asyncio.sleep(0)
 
-    def _asked(self, request: Generate, call: Prepared, answered: bool) -> Asked:
+    async def _asked(
+        self, episode: _Episode, request: Generate, session: Session, call: Prepared, answered: bool
+    ) -> Asked:
+        task = episode.spec.task
+        if task.gives_steps:
+            try:
+                episode.progress = await self._actor.progress(task, session.heard(call))
+            except SandboxError as error:
+                logger.warning("task %s: no step reward: %s", task.id, error)
         return Asked(
             call=request.request,
             ordinal=call.ordinal,
@@ -164,6 +180,7 @@ class _Parts:
             why=call.why,
             waiting=len(self._agent.waiting()) - 1,
             answered=answered,
+            progress=episode.progress,
         )
 
     async def _over(self, episode: _Episode) -> Over:

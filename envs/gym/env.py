@@ -49,6 +49,9 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     - The reward comes at the end, from the task's grader, as in training: on a frozen copy, out of the agent's reach;
       0 where the last answer was cut or unreadable (``reward={"clean_end": False}`` leaves it as graded).
+    - Where the task has a step grader (``reward/step.sh``), each step earns what its progress changes, and the last one
+      the reward less the progress so far: shaping by a potential (Ng et al., 1999, theorem 1, without discount). All add
+      up to the reward less the progress at the start, and feigned progress earns nothing.
     - ``terminated``: the harness has ended, by its own will or broken by what it was answered. ``truncated``: a limit
       ended it (``info["record"]["reason"]`` names it); what it has done is graded.
     - An episode that infrastructure ended, a failing grader included, has no reward: ``step`` then gives NaN, which no
@@ -140,13 +143,14 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         answer = answer_of(action, self._vocabulary)
         turn = self._stage.answer(self._asked.call, answer)
         self._text.said(answer)
+        before = self._asked.progress
         if isinstance(turn, Asked):
-            return self._observed(turn), 0.0, False, False, self._info(turn)
+            return self._observed(turn), turn.progress - before, False, False, self._info(turn)
         self._asked = None
         self._text.over(turn)
         outcome = turn.outcome
         limited = outcome.status == "failed" or _limited(outcome)
-        reward = float("nan") if outcome.reward is None else outcome.reward
+        reward = float("nan") if outcome.reward is None else outcome.reward - before
         return nothing_asked(self._vocabulary is not None), reward, not limited, limited, self._last_info(turn)
 
     def render(self) -> str | None:

@@ -43,6 +43,8 @@ class Asked:
     """Calls that came later and wait as well."""
     answered: bool = True
     """Whether the answer before this one was still waited for."""
+    progress: float = 0.0
+    """In [0, 1], by the task's step grader; 0 for tasks that have none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

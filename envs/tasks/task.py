@@ -31,3 +31,8 @@ class Task:
     @property
     def reward_dir(self) -> Path:
         return self.folder / "reward"
+
+    @property
+    def gives_steps(self) -> bool:
+        """Whether ``reward/step.sh`` tells how far an episode has come, see ``envs.sandbox.grading.progress``."""
+        return (self.reward_dir / "step.sh").is_file()

@@ -292,6 +292,20 @@ def test_a_grader_that_fails_gives_no_number(root, tmp_path):
     env.close()
 
 
+def test_step_rewards_add_up_to_the_grade_and_cannot_be_earned_by_pretence(root, tmp_path):
+    env = acting(root, tmp_path, "endless", grader="echo 0.5\n", limits={"calls": 4})
+    reward = tmp_path / "task" / "reward"
+    (reward / "step.sh").write_text('echo "0.$(grep -c progress "$REINS_TRANSCRIPT")"\n')
+    env.reset()
+    assert env.step("progress")[1] == pytest.approx(0.1)
+    assert env.step("more progress")[1] == pytest.approx(0.1)
+    (reward / "step.sh").write_text("exit 1\n")
+    assert env.step("and more progress")[1] == 0.0
+    _, last, _, truncated, info = env.step("the end")
+    assert (last, truncated, info["record"]["reward"]) == (pytest.approx(0.3), True, 0.5)
+    env.close()
+
+
 def test_closing_in_the_middle_leaves_nothing_and_it_can_be_opened_again(root):
     env = make(root)
     env.reset(seed=1)
