@@ -144,10 +144,10 @@ class Dispatcher:
     def under_way(self, session: str, request: str) -> tuple[Session, Prepared] | None:
         """The call that the engine was given as ``request``, with its session; None where it is not under way."""
         hosted = self._by_id.get(session)
-        for call in () if hosted is None else hosted.running:
-            if call.request == request:
-                return hosted.session, call.prepared
-        return None
+        if hosted is None:
+            return None
+        found = [call.prepared for call in hosted.running if call.request == request]
+        return (hosted.session, found[0]) if found else None
 
     def abort(self, running: Running) -> None:
         """End a call that nobody waits for; what was sampled is kept."""

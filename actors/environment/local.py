@@ -63,6 +63,10 @@ class LocalStage:
         return self._wait(self._parts.answer(call, answer))
 
     def close(self) -> None:
+        if threading.current_thread() is self._thread:
+            # The garbage collector may find a forgotten environment in any thread, also in the one that is to end.
+            threading.Thread(target=self.close).start()
+            return
         if self._loop.is_closed():
             return
         self._wait(self._parts.close())

@@ -50,8 +50,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     - The reward comes at the end, from the task's grader, as in training: on a frozen copy, out of the agent's reach;
       0 where the last answer was cut or unreadable (``reward={"clean_end": False}`` leaves it as graded).
     - Where the task has a step grader (``reward/step.sh``), each step earns what its progress changes, and the last one
-      the reward less the progress so far: shaping by a potential (Ng et al., 1999, theorem 1, without discount). All add
-      up to the reward less the progress at the start, and feigned progress earns nothing.
+      the reward less the progress so far: shaping by a potential (Ng et al., 1999, theorem 1, without discount). All
+      add up to the reward less the progress at the start, and feigned progress earns nothing.
     - ``terminated``: the harness has ended, by its own will or broken by what it was answered. ``truncated``: a limit
       ended it (``info["record"]["reason"]`` names it); what it has done is graded.
     - An episode that infrastructure ended, a failing grader included, has no reward: ``step`` then gives NaN, which no
@@ -83,7 +83,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
             task: a task folder in the ClawGym format, or a Task. With neither ``task`` nor ``tasks``: desk tasks.
             tasks: a folder of task folders, or Tasks; each episode draws one by the seed, or ``options["task"]``.
             sandbox: a backend, or settings as ``sandbox`` has in a run's configuration.
-            limits: ``calls``, ``tokens``, ``wall_s``, ``concurrent`` of an episode, as ``proxy.limits`` has.
+            limits: ``calls``, ``tokens``, ``wall_s``, ``concurrent`` of an episode, as ``proxy.limits`` has; without a
+                tokenizer a token is a piece of up to three bytes.
             tokenizer: folder of a tokenizer; with it there are ``prompt_ids``, and answers may be tokens.
             remote: the sandbox lives in an actor on the Ray cluster (``RAY_ADDRESS``, or one on this machine).
             render_mode: ``ansi``, or None.
@@ -96,8 +97,10 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         self._config = settings(harness=harness, sandbox=sandbox, limits=limits, tokenizer=tokenizer, **more)
         self._remote = remote
         adapter = adapter_of(self._config.harness)
-        if not remote and (fault := unavailable(backend_of(self._config.sandbox))) and sandbox != "auto":
-            raise ValueError(f"sandbox: {fault}")
+        if not remote and self._config.sandbox.backend != "auto":
+            fault = unavailable(backend_of(self._config.sandbox))
+            if fault:
+                raise ValueError(f"sandbox.backend {self._config.sandbox.backend}: {fault}")
         self._vocabulary = None if self._config.tokenizer is None else _vocabulary(self._config.tokenizer)
         self.observation_space = observations(self._vocabulary)
         self.action_space = Actions(self._vocabulary)

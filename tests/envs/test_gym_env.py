@@ -203,6 +203,15 @@ def test_malformed_tool_calls_go_to_the_harness_which_answers_them(root, argumen
     env.close()
 
 
+def test_without_isolation_it_is_the_same(root, tmp_path):
+    env = make(root, sandbox={"backend": "process"})
+    env.reset(seed=1)
+    observation, *_ = env.step(words("", [("execute_bash", {"command": "echo seen"})]))
+    assert asked(observation).startswith("seen")
+    assert env.step("Done.")[2]
+    env.close()
+
+
 def test_requests_at_the_same_time_are_served_as_they_came(root, tmp_path):
     env = acting(root, tmp_path, "both")
     observation, info = env.reset()
@@ -318,6 +327,16 @@ def test_closing_in_the_middle_leaves_nothing_and_it_can_be_opened_again(root):
         env.step("Done.")
     env.reset(seed=1)
     env.close()
+
+
+def test_an_environment_that_is_forgotten_in_its_own_thread_leaves_nothing(root):
+    env = make(root)
+    env.reset(seed=1)
+    stage = env._stage
+    assert stage is not None
+    stage._loop.call_soon_threadsafe(env._closing)
+    stage._thread.join(30)
+    assert left_in(root) == []
 
 
 def test_an_environment_that_is_forgotten_leaves_nothing(root):
