@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from actors.engines.base import Generated, Sampler
 from actors.journal import Entry, Journal
-from actors.rendering import Rendering
+from actors.renderer import Renderer
 from actors.session import Prepared, Session
 from actors.session_contract import SessionSpec, Summary
 from configs.proxy import ProxyConfig
@@ -47,6 +47,7 @@ class EngineGoneError(RuntimeError):
 class Running:
     """A call on its way. ``task`` gives the reply, or raises the ``WireError`` to answer with."""
 
+    prepared: Prepared
     queue_s: float
     task: asyncio.Task[Reply] = field(init=False)
     aborting: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,7 +82,7 @@ class Dispatcher:
     def __init__(
         self,
         config: ProxyConfig,
-        rendering: Rendering,
+        rendering: Renderer,
         engine: Sampler,
         sink: Sink,
         context: int,
@@ -139,6 +140,14 @@ class Dispatcher:
         async with hosted.lock:
             counted = hosted.session.count
             return await asyncio.to_thread(counted, request) if threaded else counted(request)
+
+    def under_way(self, session: str, request: str) -> tuple[Session, Prepared] | None:
+        """The call that the engine was given as ``request``, with its session; None where it is not under way."""
+        hosted = self._by_id.get(session)
+        if hosted is None:
+            return None
+        found = [call.prepared for call in hosted.running if call.request == request]
+        return (hosted.session, found[0]) if found else None
 
     def abort(self, running: Running) -> None:
         """End a call that nobody waits for; what was sampled is kept."""
@@ -243,7 +252,7 @@ class Dispatcher:
             return self._set_going(hosted, prepared, queue_s)
 
     def _set_going(self, hosted: Hosted, prepared: Prepared, queue_s: float) -> Running:
-        running = Running(queue_s)
+        running = Running(prepared, queue_s)
         running.task = _detached(self._run(hosted, prepared, running))
         hosted.running.add(running)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from actors import conversation
 from actors.journal import Entry
-from actors.rendering import Rendering, UnrenderableError
+from actors.renderer import Renderer, UnrenderableError
 from actors.token_path import TokenPath
 from configs.proxy import ProxyConfig
 from envs.harnesses.kinds import agent_of
@@ -62,7 +62,7 @@ class Prompts:
 
     def __init__(
         self,
-        rendering: Rendering,
+        rendering: Renderer,
         config: ProxyConfig,
         records: Mapping[str, CallRecord],
         clock: Callable[[], float] = time.monotonic,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
-import numpy as np
 from renderers import (
     DefaultRendererConfig,
     Qwen3RendererConfig,
@@ -23,12 +22,11 @@ from renderers import (
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from actors.renderer import Ids, Tools, UnrenderableError
 from actors.toolcalls import as_text, valid_call
 from envs.protocols.canonical import Message, ToolCall
 
 RendererName = Literal["auto", "qwen3", "qwen3.5", "default"]
-Tools = Sequence[dict[str, Any]]
-Ids = Sequence[int] | np.ndarray
 
 _QWEN3_TOKENS = (
     "<|im_start|>",
@@ -56,10 +54,6 @@ _OPENING = "<|im_start|>assistant\n"
 _MARK = "reins-turn-mark"
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """How a template, which is somebody else's program, ends on a conversation that it was not written for."""
-
-
-class UnrenderableError(ValueError):
-    """The policy's chat template refuses the conversation."""
 
 
 class Rendering:

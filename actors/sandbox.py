@@ -29,7 +29,7 @@ from envs.sandbox.base import Command, Finished, Limits, NotStartedError, Sandbo
 from envs.sandbox.create import chosen
 from envs.sandbox.flags import flags
 from envs.sandbox.gc import gc
-from envs.sandbox.grading import Grade, GraderFailureError, Told, grade
+from envs.sandbox.grading import Grade, GraderFailureError, Told, grade, progress
 from envs.sandbox.pool import Pool
 from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.sandbox.watch import Bounds, watched
@@ -109,6 +109,10 @@ class SandboxActor:
         for watching in self._losses.values():
             watching.cancel()
         await self._pool.close()
+
+    async def progress(self, task: Task, transcript: str) -> float:
+        """How far an episode of the task has come. Raises as ``envs.sandbox.grading.progress``."""
+        return await progress(task, transcript, self._backend, self._root, self._grading)
 
     async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:
         """One attempt at an episode; trouble that is not the agent's comes back as ``failed``."""

@@ -24,10 +24,11 @@ from ray import serve
 from ray.exceptions import RayError
 from rich.console import Console
 
+from actors.api import MODEL
 from actors.engines.deployment import bound
 from actors.handles import Builders, HandleProxy
 from actors.ports import free_port
-from actors.proxy import MODEL, Proxy
+from actors.proxy import Proxy
 from actors.session_contract import SessionSpec, Summary
 from actors.start import cause, connect
 from actors.tree_builder import TreeBuilderActor

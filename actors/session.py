@@ -17,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from actors import stops
-from actors.engines.base import Generate, Generated
-from actors.engines.endpoint import Spoken
+from actors.engines.base import Generate, Generated, Spoken
 from actors.journal import Entry, Logged
 from actors.prompts import Plan, Prompts
-from actors.rendering import Rendering
+from actors.renderer import Renderer
 from actors.seeds import stable_seed
 from actors.session_contract import SessionSpec, Summary
 from actors.session_key import new_key
@@ -62,7 +61,7 @@ class Session:
     def __init__(
         self,
         spec: SessionSpec,
-        rendering: Rendering,
+        rendering: Renderer,
         config: ProxyConfig,
         context: int,
         clock: Callable[[], float] = time.monotonic,
@@ -156,6 +155,14 @@ class Session:
         for ordinal in set(range(self._prepared)) - ordinals:
             lost = _lost(self.spec.id, ordinal)
             self._records[lost.call] = lost
+
+    def heard(self, prepared: Prepared) -> str:
+        """The transcript so far, with what a call under way has brought; nothing where none was asked for."""
+        if not self.spec.transcript or self._transcript is None:
+            return ""
+        new = Transcript()
+        new.add(prepared.ordinal, prepared.kind, self._prompts.brought(prepared.plan))
+        return self._transcript.text() + new.text()
 
     def entry(self, prepared: Prepared) -> Entry:
         """An ended call as it goes into the log."""

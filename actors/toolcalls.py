@@ -13,8 +13,8 @@ from typing import Any
 from renderers import ParsedToolCall, ToolCallParseStatus
 
 from envs.protocols.canonical import ToolCall
+from envs.protocols.fields import shallow
 
-_MOST_NESTED = 64
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 _VALUE_ENDS = re.compile(r"</parameter>|<parameter=|</function>")
@@ -39,18 +39,7 @@ def valid_call(attempt: ParsedToolCall, tools: Sequence[Mapping[str, Any]] = ())
         return None
     if arguments is None:
         arguments = {}
-    return ToolCall("", name, arguments) if isinstance(arguments, dict) and _shallow(arguments) else None
-
-
-def _shallow(value: Any) -> bool:
-    """Whether a JSON value nests at most 64 deep, which every reader along the way can walk."""
-    level = [value]
-    for _ in range(_MOST_NESTED):
-        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
-        if not inner:
-            return True
-        level = [item for items in inner for item in items]
-    return False
+    return ToolCall("", name, arguments) if isinstance(arguments, dict) and shallow(arguments) else None
 
 
 def as_text(attempt: ParsedToolCall) -> str:
@@ -82,7 +71,7 @@ def _xml_call(raw: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None:
         if value is _UNREADABLE:
             return None
         arguments[start[1].strip()] = value
-    return ToolCall("", name, arguments) if name and _shallow(arguments) else None
+    return ToolCall("", name, arguments) if name and shallow(arguments) else None
 
 
 _UNREADABLE = object()

@@ -21,6 +21,7 @@ from configs.loader import ConfigError
 from configs.sft import SftDataConfig
 from envs.protocols.errors import WireError
 from trees import codec, filters
+from trees.build import UNTOLD
 from trees.tree import Tree
 
 SHOWN = 20
@@ -203,7 +204,10 @@ class _Reader:
         return False
 
     def _marked(self, tree: Tree) -> Tree:
-        kinds = self._settings.kinds
+        kinds: Sequence[str] | None = self._settings.kinds
+        if kinds is None and any(node.reason == UNTOLD for node in tree.nodes):
+            # To be imitated an answer needs no log-probabilities; the other marks are then those of a run's default.
+            kinds = ("main",)
         if kinds is None or any(node.reason == filters.OVER_BRANCHING for node in tree.nodes):
             return tree
         # What the run left out for its kind may be wanted here, so the marks are made anew.

@@ -77,9 +77,9 @@ def serve(folder: Path, sessions: int, log: bool, ready: Any) -> None:
 
 
 async def _serve(folder: Path, sessions: int, log: bool, ready: Any) -> None:
+    from actors.api import build_app
     from actors.dispatch import Dispatcher
     from actors.journal import Journal
-    from actors.proxy import build_app
     from actors.rendering import Rendering
     from actors.session_contract import SessionSpec
     from actors.socket_server import SocketServer

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from envs.protocols.canonical import Request
+from envs.protocols.canonical import Message, Request
 from trees.record import Finish, VersionSpan
 
 
@@ -65,6 +65,14 @@ class Generated:
     finish: Finish
     versions: tuple[VersionSpan, ...]
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken(Generated):
+    """An answer that came as words. ``readable``: whether every tool call in it can be read without a doubt."""
+
+    message: Message
+    readable: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 from renderers import ParsedToolCall
 
-from actors.engines.base import EngineDownError, Generate, Generated
+from actors.engines.base import EngineDownError, Generate, Generated, Spoken
 from actors.rendering import Rendering
 from actors.toolcalls import valid_call
 from configs.schema import EndpointConfig
@@ -48,14 +48,6 @@ _REMEDIES = {
     404: "; set engine.endpoint.url to the base URL, mostly one that ends in /v1, and engine.endpoint.model to a "
     "model that is there",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken(Generated):
-    """An answer that came as words. ``readable``: whether every tool call in it can be read without a doubt."""
-
-    message: Message
-    readable: bool
 
 
 class EndpointEngine:

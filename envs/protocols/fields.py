@@ -13,6 +13,7 @@ from envs.protocols.canonical import ToolCall
 from envs.protocols.errors import invalid
 from envs.protocols.wire import loads
 
+_MOST_NESTED = 64
 UNSEEN = "[not shown: this policy reads text only]"
 """What the policy reads in place of an image or a file in the output of a tool, which the agent can look at otherwise.
 
@@ -104,6 +105,17 @@ def arguments(value: Any, field: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return value
     return parsed if isinstance(parsed, dict) else value
+
+
+def shallow(value: Any) -> bool:
+    """Whether a JSON value nests at most 64 deep, which every reader along the way can walk."""
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        if not inner:
+            return True
+        level = [item for items in inner for item in items]
+    return False
 
 
 def arguments_text(call: ToolCall) -> str:

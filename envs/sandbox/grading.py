@@ -16,7 +16,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.sandbox.aio import uninterrupted
@@ -215,6 +215,18 @@ async def run_grader(
         return await watched(sandbox, command, BOUNDS)
     finally:
         await sandbox.destroy()
+
+
+async def progress(task: Task, transcript: str, backend: Backend, root: Path, limits: Limits = LIMITS) -> float:
+    """How far an episode has come, in [0, 1], by ``bash reward/step.sh`` on the last line of its output.
+
+    It sees ``$REINS_TRANSCRIPT``, what was said so far, and the input files as they were: the workspace itself cannot
+    be copied while the agent's processes write to it. Raises as ``run_grader``, and GraderFailureError.
+    """
+    told = replace(task, grader_gets=("transcript",))
+    start = ("/bin/bash", "reward/step.sh")
+    ended = await run_grader(told, task.input_files, backend, root, limits, Told(transcript=transcript), start)
+    return read_score(*ended).score
 
 
 async def grade(

@@ -47,3 +47,8 @@ class Task:
     def scripted(self) -> bool:
         """Whether ``reward.sh`` has a part in the grade."""
         return self.rubric is None or self.rubric.share < 1
+
+    @property
+    def gives_steps(self) -> bool:
+        """Whether ``reward/step.sh`` tells how far an episode has come, see ``envs.sandbox.grading.progress``."""
+        return (self.reward_dir / "step.sh").is_file()

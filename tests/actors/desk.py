@@ -8,8 +8,8 @@ import httpx
 import openai
 from scripted import ListSink, ScriptedEngine
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher
-from actors.proxy import build_app
 from actors.session_contract import SessionSpec
 from actors.socket_server import SocketServer
 from configs.proxy import ProxyConfig

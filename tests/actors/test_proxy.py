@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scripted import LOOK, PAGE, ListSink, ScriptedEngine, full_ids, make_tokenizer
 
 from actors import serve
-from actors.rendering import Rendering, UnrenderableError
+from actors.renderer import UnrenderableError
+from actors.rendering import Rendering
 from actors.socket_server import SocketServer
 from configs.proxy import ProxyConfig, SessionLimits
 

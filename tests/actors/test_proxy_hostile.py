@@ -19,9 +19,9 @@ from hostile_cases import CALL, CHAT, MOST_BODY, Case, cases
 from hypothesis import HealthCheck, given, settings
 from scripted import LOOK, ListSink, ScriptedEngine, full_ids, make_tokenizer
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher
 from actors.journal import Journal
-from actors.proxy import build_app
 from actors.rendering import Rendering
 from actors.session_contract import SessionSpec
 from configs.proxy import ProxyConfig, SessionLimits

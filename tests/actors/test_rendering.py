@@ -3,7 +3,8 @@
 import pytest
 from scripted import LOOK, make_tokenizer
 
-from actors.rendering import Rendering, UnrenderableError
+from actors.renderer import UnrenderableError
+from actors.rendering import Rendering
 from envs.protocols.canonical import Message, ToolCall
 
 CHATML = r"""

@@ -9,8 +9,8 @@ import openai
 import pytest
 from scripted import ListSink, ScriptedEngine, full_ids, make_tokenizer
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher
-from actors.proxy import build_app
 from actors.rendering import Rendering
 from actors.session_contract import SessionSpec
 from actors.socket_server import SocketServer

@@ -15,8 +15,8 @@ from needs import require
 from scripted import ListSink, ScriptedEngine, make_tokenizer
 from scripted_api import Script, bash, say, serving
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher
-from actors.proxy import build_app
 from actors.rendering import Rendering
 from actors.sandbox import SandboxActor
 from actors.session_contract import SessionSpec, Summary

@@ -24,9 +24,9 @@ from typing import Any
 from attack_prelude import PRELUDE, Attack
 from bpe import save_bpe
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher
 from actors.engines.base import Generate, Generated
-from actors.proxy import build_app
 from actors.rendering import Rendering
 from actors.sandbox import SandboxActor
 from actors.session_contract import SessionSpec, Summary

@@ -14,9 +14,9 @@ from fault_hop import FaultHop, Seen
 from scenarios import LONG, NOTES, TASK, Scenario
 from script_engine import Asked, ScriptEngine, part_of
 
+from actors.api import build_app
 from actors.dispatch import Dispatcher, Hosted, Running
 from actors.engines.base import Engine
-from actors.proxy import build_app
 from actors.rendering import Rendering
 from actors.sandbox import SandboxActor
 from actors.session import Prepared

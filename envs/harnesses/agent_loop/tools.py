@@ -48,7 +48,7 @@ def _parsed(arguments: object) -> dict:
     if isinstance(arguments, str):
         try:
             arguments = lean.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise editor.ToolError(f"the arguments are not valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise editor.ToolError(f"the arguments must be a JSON object, got {type(arguments).__name__}")

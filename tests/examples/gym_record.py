@@ -1,0 +1,22 @@
+"""Keeps the trees of successful episodes, for `python -m algos.sft model.path=MODEL data.path=mine.tree out=tuned`."""
+
+import re
+import sys
+
+import gymnasium
+
+import envs  # noqa: F401 - registers Harness-v0
+from envs.gym.actions import words
+from trees import codec
+
+model = sys.argv[1]
+env = gymnasium.make("Harness-v0", tokenizer=model, context=1024)
+with open("mine.tree", "ab") as file:  # noqa: PTH123
+    for seed in range(40):
+        observation, info = env.reset(seed=seed)
+        command = re.sub(r"Move (\S+) to (\S+)\.", r"mv \1 \2", observation["messages"][-1]["text"])
+        env.step(words("", [("execute_bash", {"command": command})]))
+        *_, info = env.step(words("Done."))
+        if info["record"]["reward"] == 1.0:
+            codec.write(file, [info["tree"]])
+env.close()
