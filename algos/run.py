@@ -200,6 +200,7 @@ def check(config: RunConfig) -> str:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
     from actors.engines.locate import interpreter
+    from algos.tracking import missing_key
     from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
     from envs.harnesses.sets import harnesses
@@ -231,6 +232,8 @@ def check(config: RunConfig) -> str:
             interpreter(config.engine.sglang)
         except FileNotFoundError as error:
             raise RunError(str(error)) from None
+    if reason := missing_key(config.wandb):
+        raise RunError(reason)
     _check_writable(config.dir)
     backend = config.sandbox.backend
     reason = unavailable(chosen(config.sandbox))
@@ -365,6 +368,8 @@ def _next_steps(folder: Path, resumable: bool) -> str:
     command = f"{_typed('python')} -m algos.run"
     lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
     newest = last_checkpoint(folder)
+    if (folder / "metrics.jsonl").is_file():
+        lines.append(f"curves and examples on one page:  {_typed('python')} -m algos.report {folder}")
     if (folder / "trees").is_dir():
         lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
     if (folder / "wandb").is_dir():
