@@ -52,7 +52,9 @@ def main() -> None:
     show(runs)
     if not args.smoke:
         RESULTS.mkdir(exist_ok=True)
-        command = " ".join(["python", "benchmarks/quickstart.py", *sys.argv[1:]])
+        # Where the run folders lie changes nothing, and is of this machine.
+        given = " ".join(["python", "benchmarks/quickstart.py", *sys.argv[1:]])
+        command = given if args.runs is None else given.replace(f" --runs {args.runs}", "")
         machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
         (RESULTS / f"{args.config.stem}.json").write_text(
             json.dumps({"command": command, "machine": machine} | result | {"runs": runs}, indent=1) + "\n"
