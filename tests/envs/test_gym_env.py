@@ -257,8 +257,8 @@ def test_what_the_harness_asks_for_is_observed(root, tmp_path):
     [
         ({"limits": {"calls": 2}}, "limit: proxy.limits.calls", 0.25),
         # The request that waits then has no answer, as one that was cut.
-        ({"sandbox": {"wall_s": 3.0}}, "limit: sandbox.wall_s", 0.0),
-        ({"sandbox": {"wall_s": 3.0}, "reward": {"clean_end": False}}, "limit: sandbox.wall_s", 0.25),
+        ({"sandbox": {"wall_s": 8.0}}, "limit: sandbox.wall_s", 0.0),
+        ({"sandbox": {"wall_s": 8.0}, "reward": {"clean_end": False}}, "limit: sandbox.wall_s", 0.25),
     ],
 )
 def test_a_limit_truncates_and_what_was_done_is_graded(root, tmp_path, settings, reason, earned):
