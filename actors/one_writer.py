@@ -34,3 +34,16 @@ def hold(folder: Path, seconds: float = 60.0) -> IO[bytes]:
                     "the run that it belongs to, then go on with --resume"
                 ) from None
             time.sleep(_PAUSE_S)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a learner lives that writes there."""
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # No learner has been there, or it is somebody else's folder.
+        return False
+    return False

@@ -21,20 +21,15 @@ _SCRIPTS = (
     *("drawing", "legend", "details", "opened", "main"),
 )
 """In the order in which they are put together: all share one scope."""
-_STYLES = ("theme", "episodes", "tree", "details")
+_STYLES = ("colours", "theme", "episodes", "tree", "details")
 
 
 def page(policy: str = "connect-src 'self'", data: str = "") -> str:
     """The document. ``policy``: what it may do beside showing itself; ``data``: markup with embedded trees."""
-    style = "".join(_read(f"{name}.css") for name in _STYLES)
-    script = '"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in _SCRIPTS) + "})();\n"
-    return Template(_read("page.html")).substitute(
-        policy="; ".join(
-            (
-                *("default-src 'none'", f"script-src {_digest(script)}", f"style-src {_digest(style)}"),
-                *("img-src data:", "base-uri 'none'", "form-action 'none'", policy),
-            )
-        ),
+    style = "".join(asset(f"{name}.css") for name in _STYLES)
+    script = '"use strict";\n(() => {\n' + "\n".join(asset(f"{name}.js") for name in _SCRIPTS) + "})();\n"
+    return Template(asset("page.html")).substitute(
+        policy=content_policy(style, script, policy),
         style=style,
         script=script,
         data=data,
@@ -57,6 +52,16 @@ def standalone(rows: list[dict[str, Any]], about: dict[str, Any], trees: Iterabl
     yield after
 
 
+def content_policy(style: str, script: str, also: str = "connect-src 'none'") -> str:
+    """The policy of a document that may run this script, use this style, show images in it, and do nothing else."""
+    return "; ".join(
+        (
+            *("default-src 'none'", f"script-src {_digest(script)}", f"style-src {_digest(style)}"),
+            *("img-src data:", "base-uri 'none'", "form-action 'none'", also),
+        )
+    )
+
+
 def _block(name: str, text: str) -> str:
     """A block of data; no text in it can end it, since no ``<`` is left."""
     return f'<script type="text/plain" id="{name}">{text.replace("<", chr(92) + "u003c")}</script>\n'
@@ -66,5 +71,6 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
 
 
-def _read(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page; ``colours.css`` is what other pages of a run share with it."""
     return (resources.files("trees.viewer") / "page" / name).read_text(encoding="utf-8")

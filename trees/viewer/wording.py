@@ -53,6 +53,11 @@ class Wording:
                 yield start, length, self._inside(ids[start : start + length])
             start += length
 
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of a run of ids; an id beyond the vocabulary stands as its number."""
+        known = all(token >= 0 and self._tokenizer.id_to_token(token) is not None for token in ids)
+        return self._inside(ids) if known else "".join(map(self.piece, ids))
+
     def _inside(self, ids: Sequence[int]) -> str:
         """The text of ids in the middle of a text: some decoders strip the blank before the first word."""
         return self._decode([*self._before, *ids])[self._skip :]

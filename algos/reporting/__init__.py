@@ -1,0 +1,1 @@
+"""The parts of ``python -m algos.report``: run folders to one page."""

@@ -1,0 +1,93 @@
+"""From figures to pixels: domains, ticks and the two axes of a chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from algos.reporting.markup import tag
+from algos.reporting.numbers import figure
+
+WIDTH, HEIGHT = 460.0, 220.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 10.0, 24.0
+_TICKS = 5
+_DECADES = 3
+"""Positive figures that span more than these are drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A linear or logarithmic map of ``[low, high]`` to pixels ``[start, end]``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round figures inside of the domain."""
+        if self.log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            each = max(1, math.ceil((last - first) / _TICKS))
+            return [10.0**power for power in range(first, last + 1, each)]
+        step = _round_step((self.high - self.low) / _TICKS)
+        first = math.ceil(self.low / step - 1e-9)
+        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def across(steps: Sequence[float]) -> Scale:
+    """The axis of the steps."""
+    low, high = (min(steps), max(steps)) if steps else (0.0, 1.0)
+    return Scale(low, high if high > low else low + 1.0, LEFT, WIDTH - RIGHT)
+
+
+def up(values: Sequence[float], within: tuple[float, float] | None = None, zero: bool = False) -> Scale:
+    """The axis of the figures. ``within``: beyond it figures are drawn at the edge; ``zero``: the axis begins there."""
+    there = [value for value in values if math.isfinite(value)] or [0.0]
+    if within:
+        there = [min(within[1], max(within[0], value)) for value in there]
+    low, high = min(there), max(there)
+    if low > 0 and not zero and high / low > 10**_DECADES:
+        return Scale(low, high, HEIGHT - BOTTOM, TOP, log=True)
+    if zero:
+        low = min(0.0, low)
+    if high - low <= 1e-9 * max(abs(high), abs(low)):
+        room = abs(high) * 0.5 or 1.0
+        low, high = (low - room if low < 0 or not (zero or low == 0) else low), high + room
+    room = 0.06 * (high - low)
+    return Scale(low - (room if low else 0.0), high + (room if high else 0.0), HEIGHT - BOTTOM, TOP)
+
+
+def fixed(low: float, high: float) -> Scale:
+    """An axis of figures whose range is known."""
+    return Scale(low, high, HEIGHT - BOTTOM, TOP)
+
+
+def drawn(x: Scale, y: Scale, percent: bool) -> list[Element]:
+    """Grid lines and labels."""
+    found = []
+    for value in y.ticks():
+        at = y(value)
+        found.append(tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at))
+        said = f"{figure(100 * value)}%" if percent else figure(value if abs(value) > 1e-12 else 0.0)
+        found.append(tag("text", said, class_="tick", x=LEFT - 6, y=at + 3.5, text_anchor="end"))
+    whole = [value for value in x.ticks() if value == int(value)]
+    for value in whole:
+        found.append(tag("text", figure(value), class_="tick", x=x(value), y=HEIGHT - BOTTOM + 15, text_anchor="middle"))
+    found.append(tag("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM))
+    return found
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(each * power for each in (1, 2, 5, 10) if each * power >= rough * 0.999)

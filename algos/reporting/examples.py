@@ -1,0 +1,164 @@
+"""Example episodes: the best, the worst, the longest and the most branched of each group, with their trees.
+
+Invariant: only episodes whose tree is kept are chosen, so that each can be looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from algos.reporting.groups import Group
+from algos.reporting.runs import Run
+from trees.tree import Tree
+from trees.viewer import wording
+from trees.viewer.catalogue import Catalogue, PlaceError
+from trees.viewer.page import standalone
+from trees.viewer.payload import describe
+from trees.viewer.wording import Wording
+
+_PIECE = 1500
+"""Characters that are shown of one run of tokens."""
+_PIECES = 24
+_EXTREMES: Sequence[tuple[str, Callable[[dict[str, Any]], tuple[float, ...]]]] = (
+    ("best", lambda row: (_figure(row, "reward"), _figure(row, "step"))),
+    ("worst", lambda row: (-_figure(row, "reward"), _figure(row, "step"))),
+    ("longest", lambda row: (_figure(row, "calls"), _tokens(row), _figure(row, "step"))),
+    ("most branched", lambda row: (_figure(row, "leaves"), _figure(row, "calls"), _figure(row, "step"))),
+)
+"""Of equals the newest: what the policy does now says more than what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of tokens of the main line as text."""
+
+    text: str
+    sampled: bool
+    left_out: int = 0
+    """Characters in the middle that are not in ``text``."""
+
+
+@dataclass(slots=True)
+class Example:
+    """An episode; ``why`` says what it is an extreme of."""
+
+    why: list[str]
+    group: Group
+    run: Run
+    row: dict[str, Any]
+    name: str
+    """What it is called on the page of trees."""
+    pieces: list[Piece] = field(default_factory=list)
+    payload: dict[str, Any] | None = None
+    """The tree as the viewer takes it; None where it cannot be read."""
+
+    @property
+    def tokens(self) -> int:
+        return int(_tokens(self.row))
+
+
+def chosen(groups: Sequence[Group], notes: list[str]) -> list[Example]:
+    """The extremes of each group, each episode once; ``notes`` is told what cannot be read."""
+    several = sum(len(group.runs) for group in groups) > 1
+    found = []
+    for group in groups:
+        catalogues = {run.folder: _catalogue(run) for run in group.runs}
+        rows = [(run, row) for run in group.runs for row in _with_tree(run, catalogues[run.folder])]
+        for example in _extremes(group, rows, several):
+            catalogue = catalogues[example.run.folder]
+            if catalogue is not None:
+                _open(example, catalogue, notes)
+            found.append(example)
+    return found
+
+
+def tree_page(examples: Sequence[Example]) -> Iterator[str]:
+    """The viewer's page with the trees of the examples, in parts."""
+    there = [example for example in examples if example.payload is not None]
+    rows = [{**example.row, "episode": example.name, "tokens": example.tokens} for example in there]
+    place = " and ".join(dict.fromkeys(example.run.name for example in there))
+    return standalone(rows, {"place": place}, (example.payload or {} for example in there))
+
+
+def _catalogue(run: Run) -> Catalogue | None:
+    try:
+        return Catalogue(run.folder)
+    except (PlaceError, OSError):
+        return None
+
+
+def _with_tree(run: Run, catalogue: Catalogue | None) -> list[dict[str, Any]]:
+    names = set(catalogue.names()) if catalogue is not None else set()
+    graded = [row for row in run.episodes if row.get("split") == "train" and math.isfinite(_figure(row, "reward"))]
+    return [row for row in graded if row["id"] in names]
+
+
+def _extremes(group: Group, rows: Sequence[tuple[Run, dict[str, Any]]], several: bool) -> list[Example]:
+    found: dict[tuple[Path, str], Example] = {}
+    for why, key in _EXTREMES if rows else ():
+        run, row = max(rows, key=lambda pair: key(pair[1]))
+        if why == "most branched" and _figure(row, "leaves") <= 1:
+            continue
+        name = f"{run.name}/{row['id']}" if several else row["id"]
+        found.setdefault((run.folder, row["id"]), Example([], group, run, row, name)).why.append(why)
+    return list(found.values())
+
+
+def _open(example: Example, catalogue: Catalogue, notes: list[str]) -> None:
+    words = _words(example.run, notes)
+    try:
+        tree = catalogue.open(example.row["id"])
+    except (OSError, ValueError) as error:
+        notes.append(f"{example.run.name}: the tree of {example.row['id']} cannot be read: {error}")
+        return
+    example.payload = describe(example.name, tree, words)
+    if words is not None:
+        example.pieces = list(_pieces(tree, words))
+
+
+def _words(run: Run, notes: list[str]) -> Wording | None:
+    path = wording.find(run.folder)
+    if path is None:
+        return None
+    try:
+        return Wording(Tokenizer.from_file(str(path)))
+    except Exception as error:
+        # The library has no error of its own.
+        note = f"{run.name}: {path.name} cannot be read, so the trees show ids: {error}"
+        if note not in notes:
+            notes.append(note)
+        return None
+
+
+def _pieces(tree: Tree, words: Wording) -> Iterator[Piece]:
+    """The path to the newest call of the main line."""
+    calls = tree.calls()
+    main = [call for call in calls if call.kind in ("main", "after-compaction")] or calls
+    path = [node for node in tree.path(main[-1].id) if len(node)] if main else []
+    middle = len(path) - _PIECES
+    for at, node in enumerate(path):
+        if middle > 0 and _PIECES // 2 <= at < _PIECES // 2 + middle:
+            if at == _PIECES // 2:
+                yield Piece(f"… {middle} more pieces …", False)
+            continue
+        text = words.text(node.ids.tolist())
+        cut = len(text) - _PIECE
+        if cut > 0:
+            yield Piece(f"{text[: _PIECE // 2]} … {text[-_PIECE // 2 :]}", node.sampled, cut)
+        else:
+            yield Piece(text, node.sampled)
+
+
+def _figure(row: dict[str, Any], key: str) -> float:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+def _tokens(row: dict[str, Any]) -> float:
+    return sum(value for key in ("tokens_prompt", "tokens_sampled") if math.isfinite(value := _figure(row, key)))
