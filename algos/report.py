@@ -48,7 +48,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder, as python -m algos.run makes it")
-    parser.add_argument("--out", type=Path, metavar="OUT.html", help="where to; else RUN/report.html, of several report.html")
+    parser.add_argument(
+        "--out", type=Path, metavar="OUT.html", help="where to; else RUN/report.html, of several report.html"
+    )
     parser.add_argument("--no-trees", action="store_true", help="leave the example episodes and their trees out")
     return parser.parse_args(argv)
 

@@ -352,6 +352,8 @@ def _next_steps(folder: Path, resumable: bool) -> str:
     command = f"{_typed('python')} -m algos.run"
     lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
     newest = last_checkpoint(folder)
+    if (folder / "metrics.jsonl").is_file():
+        lines.append(f"curves and examples on one page:  {_typed('python')} -m algos.report {folder}")
     if (folder / "trees").is_dir():
         lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
     if (folder / "wandb").is_dir():

@@ -10,11 +10,30 @@ from xml.etree.ElementTree import Element
 from algos.reporting.markup import tag
 from algos.reporting.numbers import figure
 
-WIDTH, HEIGHT = 460.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 10.0, 24.0
-_TICKS = 5
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 10.0, 24.0
+_ROOM_ACROSS, _ROOM_UP = 52.0, 32.0
+"""Pixels that a label needs."""
 _DECADES = 3
 """Positive figures that span more than these are drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Pixels of a chart."""
+
+    width: float = 400.0
+    height: float = 190.0
+
+    @property
+    def right(self) -> float:
+        return self.width - RIGHT
+
+    @property
+    def floor(self) -> float:
+        return self.height - BOTTOM
+
+
+SMALL, LARGE = Frame(), Frame(620.0, 240.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +53,60 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
-    def ticks(self) -> list[float]:
-        """Round figures inside of the domain."""
+    def ticks(self, room: float) -> list[float]:
+        """Round figures inside of the domain, ``room`` pixels apart or more."""
+        count = max(1.0, abs(self.end - self.start) / room)
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            each = max(1, math.ceil((last - first) / _TICKS))
+            each = max(1, math.ceil((last - first) / count))
             return [10.0**power for power in range(first, last + 1, each)]
-        step = _round_step((self.high - self.low) / _TICKS)
+        step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def across(steps: Sequence[float]) -> Scale:
+def across(steps: Sequence[float], frame: Frame) -> Scale:
     """The axis of the steps."""
     low, high = (min(steps), max(steps)) if steps else (0.0, 1.0)
-    return Scale(low, high if high > low else low + 1.0, LEFT, WIDTH - RIGHT)
+    return Scale(low, high if high > low else low + 1.0, LEFT, frame.right)
 
 
-def up(values: Sequence[float], within: tuple[float, float] | None = None, zero: bool = False) -> Scale:
+def up(values: Sequence[float], frame: Frame, within: tuple[float, float] | None = None, zero: bool = False) -> Scale:
     """The axis of the figures. ``within``: beyond it figures are drawn at the edge; ``zero``: the axis begins there."""
     there = [value for value in values if math.isfinite(value)] or [0.0]
     if within:
         there = [min(within[1], max(within[0], value)) for value in there]
     low, high = min(there), max(there)
     if low > 0 and not zero and high / low > 10**_DECADES:
-        return Scale(low, high, HEIGHT - BOTTOM, TOP, log=True)
+        return Scale(low, high, frame.floor, TOP, log=True)
     if zero:
         low = min(0.0, low)
     if high - low <= 1e-9 * max(abs(high), abs(low)):
         room = abs(high) * 0.5 or 1.0
         low, high = (low - room if low < 0 or not (zero or low == 0) else low), high + room
     room = 0.06 * (high - low)
-    return Scale(low - (room if low else 0.0), high + (room if high else 0.0), HEIGHT - BOTTOM, TOP)
+    return Scale(low - (room if low else 0.0), high + (room if high else 0.0), frame.floor, TOP)
 
 
-def fixed(low: float, high: float) -> Scale:
+def fixed(low: float, high: float, frame: Frame) -> Scale:
     """An axis of figures whose range is known."""
-    return Scale(low, high, HEIGHT - BOTTOM, TOP)
+    return Scale(low, high, frame.floor, TOP)
 
 
-def drawn(x: Scale, y: Scale, percent: bool) -> list[Element]:
+def drawn(x: Scale, y: Scale, frame: Frame, percent: bool = False) -> list[Element]:
     """Grid lines and labels."""
     found = []
-    for value in y.ticks():
+    for value in y.ticks(_ROOM_UP):
         at = y(value)
-        found.append(tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at))
+        found.append(tag("line", class_="grid", x1=LEFT, x2=frame.right, y1=at, y2=at))
         said = f"{figure(100 * value)}%" if percent else figure(value if abs(value) > 1e-12 else 0.0)
-        found.append(tag("text", said, class_="tick", x=LEFT - 6, y=at + 3.5, text_anchor="end"))
-    whole = [value for value in x.ticks() if value == int(value)]
-    for value in whole:
-        found.append(tag("text", figure(value), class_="tick", x=x(value), y=HEIGHT - BOTTOM + 15, text_anchor="middle"))
-    found.append(tag("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM))
+        found.append(tag("text", said, class_="tick", x=LEFT - 6, y=at + 4, text_anchor="end"))
+    for value in x.ticks(_ROOM_ACROSS):
+        if value == int(value):
+            found.append(
+                tag("text", figure(value), class_="tick", x=x(value), y=frame.floor + 16, text_anchor="middle")
+            )
+    found.append(tag("line", class_="axis", x1=LEFT, x2=frame.right, y1=frame.floor, y2=frame.floor))
     return found
 
 

@@ -23,7 +23,7 @@ COLOURS = 8
 _BARS = 80
 """Bars side by side that are still told apart."""
 _DOTTED = 12
-"""Points up to which each is marked."""
+"""Points up to which each is marked, where they are not of every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +51,47 @@ class Look:
     """The axis is that of a reward: 0 to 1, where no figure lies outside."""
     zero: bool = False
     """The axis begins at 0."""
+    large: bool = False
+
+    @property
+    def frame(self) -> axes.Frame:
+        return axes.LARGE if self.large else axes.SMALL
 
 
-def lines(title: str, about: str, shown: Sequence[Line], look: Look, marks: Sequence[int] = ()) -> Element | None:
-    """A figure of curves with bands; None where there is nothing to draw. ``marks``: steps with a line across."""
-    shown = [line for line in shown if not line.curve.empty]
-    if not shown:
-        return None
-    x = axes.across([step for line in shown for step in line.curve.steps])
+def lines(
+    title: str,
+    about: str,
+    shown: Sequence[Line],
+    look: Look,
+    keys: Sequence[tuple[str, str]] = (),
+    marks: Sequence[int] = (),
+) -> Element:
+    """A figure of curves with bands; ``keys`` of its legend are (label, style), ``marks`` are steps with a line across.
+
+    Of the curves each has a point.
+    """
+    frame = look.frame
+    x = axes.across([step for line in shown for step in line.curve.steps], frame)
     values = [value for line in shown for part in (line.curve.low, line.curve.high) for value in part]
     inside = all(-0.001 <= value <= 1.001 for value in values if math.isfinite(value))
-    y = axes.fixed(0.0, 1.0) if look.unit_range and inside else axes.up(values, look.within, look.zero)
-    parts = axes.drawn(x, y, look.percent)
+    y = axes.fixed(0.0, 1.0, frame) if look.unit_range and inside else axes.up(values, frame, look.within, look.zero)
+    parts = axes.drawn(x, y, frame, look.percent)
     for mark in marks:
         if x.low <= mark <= x.high:
             parts.append(tag("line", class_="mark", x1=x(mark), x2=x(mark), y1=axes.TOP, y2=y.start))
     parts += [band for line in shown if (band := _band(line, x, y)) is not None]
     parts += [part for line in shown for part in _stroke(line, x, y)]
-    legend = [_key(line.label, line.style, True) for line in shown] if len(shown) > 1 else []
-    return _figure(title, about, legend, parts, _hover(shown, look))
+    legend = [_key(label, style, True) for label, style in keys]
+    return _figure(title, about, legend, parts, _hover(shown, look), frame)
 
 
-def bars(title: str, about: str, layers: Sequence[tuple[str, int, Curve]], unit: str = "") -> Element | None:
-    """A figure of stacked bars, one for each step: (label, colour, curve) from the bottom up. None: nothing to draw."""
+def bars(
+    title: str, about: str, layers: Sequence[tuple[str, int, Curve]], unit: str = "", owner: Element | None = None
+) -> Element | None:
+    """A figure of stacked bars, one for each step: (label, colour, curve) from the bottom up. None: nothing to draw.
+
+    ``owner`` stands below the title and says whose the figures are.
+    """
     layers = [layer for layer in layers if any(value > 0 for value in layer[2].mean if math.isfinite(value))]
     steps = sorted({step for _, _, curve in layers for step in curve.steps})
     if not steps:
@@ -81,9 +99,10 @@ def bars(title: str, about: str, layers: Sequence[tuple[str, int, Curve]], unit:
     each = math.ceil(len(steps) / _BARS)
     together = [steps[start : start + each] for start in range(0, len(steps), each)]
     heights = [[_mean(curve, part) for part in together] for _, _, curve in layers]
-    x = axes.Scale(steps[0] - 0.5, steps[-1] + 0.5, axes.LEFT, axes.WIDTH - axes.RIGHT)
-    y = axes.up([sum(column) for column in zip(*heights, strict=True)], zero=True)
-    parts = axes.drawn(x, y, False)
+    frame = axes.SMALL
+    x = axes.Scale(steps[0] - 0.5, steps[-1] + 0.5, axes.LEFT, frame.right)
+    y = axes.up([sum(column) for column in zip(*heights, strict=True)], frame, zero=True)
+    parts = axes.drawn(x, y, frame)
     base = [0.0] * len(together)
     for (_, colour, _), row in zip(layers, heights, strict=True):
         path = []
@@ -98,7 +117,7 @@ def bars(title: str, about: str, layers: Sequence[tuple[str, int, Curve]], unit:
         for (label, colour, _), row in zip(layers, heights, strict=True)
     ]
     hover = {"x": [_said(part) for part in together], "at": [x(_middle(part)) for part in together], "lines": told}
-    return _figure(title, about, legend, parts, hover)
+    return _figure(title, about, legend, parts, hover, frame, owner)
 
 
 def share_bar(label: str, parts: Sequence[tuple[str, int, float]]) -> Element:
@@ -125,14 +144,24 @@ def sparkline(curves: Sequence[tuple[int, Curve]]) -> Element:
     x = axes.Scale(min(steps, default=0), max(steps, default=0) + 1e-9, 1, wide - 1)
     y = axes.Scale(low, top if top > low else low + 1, high - 2, 2)
     drawn = [
-        tag("path", class_=f"line c{colour % COLOURS}", d=_path(curve.steps, curve.mean, x, y)) for colour, curve in curves
+        tag("path", class_=f"line c{colour % COLOURS}", d=_path(curve.steps, curve.mean, x, y))
+        for colour, curve in curves
     ]
     return tag("svg", drawn, viewBox=f"0 0 {wide:.0f} {high:.0f}", class_="spark", aria_hidden="true")
 
 
+def named(label: str, colour: int) -> Element:
+    """A group's name with its line."""
+    return tag("span", swatch(f"c{colour % COLOURS} d{colour // COLOURS % 4}", True), label, class_="key")
+
+
 def swatch(style: str, line: bool) -> Element:
     """The sign of a curve or a layer in a legend."""
-    shape = tag("path", class_=f"line {style}", d="M0 5H22") if line else tag("rect", class_=f"fill {style}", width=10, height=10)
+    shape = (
+        tag("path", class_=f"line {style}", d="M0 5H22")
+        if line
+        else tag("rect", class_=f"fill {style}", width=10, height=10)
+    )
     return tag("svg", shape, viewBox=f"0 0 {22 if line else 10} 10", class_="swatch", aria_hidden="true")
 
 
@@ -140,16 +169,24 @@ def _key(label: str, style: str, line: bool) -> Element:
     return tag("span", swatch(style, line), label, class_="key")
 
 
-def _figure(title: str, about: str, legend: list[Element], parts: list[Element], hover: dict[str, object]) -> Element:
-    guide = tag("line", class_="guide", x1=0, x2=0, y1=axes.TOP, y2=axes.HEIGHT - axes.BOTTOM)
+def _figure(
+    title: str,
+    about: str,
+    legend: list[Element],
+    parts: list[Element],
+    hover: dict[str, object],
+    frame: axes.Frame,
+    owner: Element | None = None,
+) -> Element:
+    guide = tag("line", class_="guide", x1=0, x2=0, y1=axes.TOP, y2=frame.floor)
     svg = tag(
         "svg",
         [*parts, guide],
-        viewBox=f"0 0 {axes.WIDTH:.0f} {axes.HEIGHT:.0f}",
+        viewBox=f"0 0 {frame.width:.0f} {frame.height:.0f}",
         role="img",
         aria_label=f"{title}, by step",
     )
-    head = tag("figcaption", tag("h3", title), tag("p", about) if about else None)
+    head = tag("figcaption", tag("h3", title), owner, tag("p", about) if about else None)
     keys = tag("div", legend, class_="keys") if legend else None
     return tag("figure", head, keys, svg, class_="chart", data_hover=json.dumps(hover, separators=(",", ":")))
 
@@ -158,7 +195,7 @@ def _stroke(line: Line, x: axes.Scale, y: axes.Scale) -> list[Element]:
     curve = line.curve
     drawn = [tag("path", class_=f"line {line.style}", d=_path(curve.steps, curve.mean, x, y))]
     there = [(step, value) for step, value in zip(curve.steps, curve.mean, strict=True) if math.isfinite(value)]
-    if len(there) <= _DOTTED:
+    if len(there) <= _DOTTED and there[-1][0] - there[0][0] >= 2 * (len(there) - 1):
         drawn += [tag("circle", class_=f"dot {line.style}", cx=x(step), cy=y(value), r=2.8) for step, value in there]
     return drawn
 
@@ -217,7 +254,7 @@ def _said(steps: Sequence[float]) -> str:
 def _hover(shown: Sequence[Line], look: Look) -> dict[str, object]:
     """What the page's script shows of the step under the pointer."""
     steps = sorted({step for line in shown for step in line.curve.steps})
-    x = axes.across(steps)
+    x = axes.across(steps, look.frame)
     told = []
     for line in shown:
         by_step = dict(zip(line.curve.steps, range(len(line.curve.steps)), strict=True))

@@ -22,7 +22,7 @@ from trees.viewer.page import standalone
 from trees.viewer.payload import describe
 from trees.viewer.wording import Wording
 
-_PIECE = 1500
+_HEARD, _SAMPLED = 700, 3000
 """Characters that are shown of one run of tokens."""
 _PIECES = 24
 _EXTREMES: Sequence[tuple[str, Callable[[dict[str, Any]], tuple[float, ...]]]] = (
@@ -148,11 +148,9 @@ def _pieces(tree: Tree, words: Wording) -> Iterator[Piece]:
                 yield Piece(f"… {middle} more pieces …", False)
             continue
         text = words.text(node.ids.tolist())
-        cut = len(text) - _PIECE
-        if cut > 0:
-            yield Piece(f"{text[: _PIECE // 2]} … {text[-_PIECE // 2 :]}", node.sampled, cut)
-        else:
-            yield Piece(text, node.sampled)
+        most = _SAMPLED if node.sampled else _HEARD
+        cut = max(0, len(text) - most)
+        yield Piece(f"{text[: most // 2]} … {text[-most // 2 :]}" if cut else text, node.sampled, cut)
 
 
 def _figure(row: dict[str, Any], key: str) -> float:

@@ -29,9 +29,9 @@ class Group:
     number: int
     runs: list[Run]
 
-    def differs(self, key: str) -> list[Any]:
+    def values(self, key: str) -> list[Any]:
         """The values that a setting has in the runs, each once."""
-        return list({str(value): value for run in self.runs if (value := run.settings.get(key)) is not None}.values())
+        return list({repr(run.settings[key]): run.settings[key] for run in self.runs if key in run.settings}.values())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,7 +57,9 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """In the order in which the settings first appear; labels are all different."""
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
-        key = repr((sorted(_compared(run).items(), key=lambda item: item[0]), run.changes)) if run.settings else run.name
+        key = (
+            repr((sorted(_compared(run).items(), key=lambda item: item[0]), run.changes)) if run.settings else run.name
+        )
         by_settings.setdefault(key, []).append(run)
     members = list(by_settings.values())
     labels = _labels([group[0] for group in members])
@@ -68,6 +70,11 @@ def differing(groups: Sequence[Group]) -> list[str]:
     """Settings that are not alike in all groups, in the order of the file."""
     keys = dict.fromkeys(key for group in groups for key in _compared(group.runs[0]))
     return [key for key in keys if len({repr(group.settings.get(key)) for group in groups}) > 1]
+
+
+def figures(groups: Sequence[Group]) -> set[str]:
+    """What is logged."""
+    return {key for group in groups for run in group.runs for row in run.rows for key in row}
 
 
 def curve(group: Group, key: str) -> Curve:
@@ -117,9 +124,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _compared(run: Run) -> dict[str, Any]:
     return {
-        key: value
-        for key, value in run.settings.items()
-        if key not in _NOT_SETTINGS and not key.startswith("wandb.")
+        key: value for key, value in run.settings.items() if key not in _NOT_SETTINGS and not key.startswith("wandb.")
     }
 
 

@@ -6,6 +6,7 @@ import math
 
 _BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 _SMALL = 1e-3
+_TENTH = 0.1
 _MINUTE = 60.0
 _HOUR = 3600.0
 
@@ -37,8 +38,10 @@ def reward(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share."""
-    return f"{figure(100 * value)} %" if math.isfinite(value) else "–"
+    """A share: ``73 %``, ``8.4 %``, ``0.03 %``."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.0f} %" if abs(value) >= _TENTH else f"{float(f'{100 * value:.2g}'):g} %"
 
 
 def duration(seconds: float) -> str:

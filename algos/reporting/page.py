@@ -18,7 +18,8 @@ from algos.reporting.examples import Example
 from algos.reporting.groups import Group
 from algos.reporting.markup import Child, html, tag
 from algos.reporting.numbers import figure
-from algos.reporting.panels import Panel
+from algos.reporting.panels import Panel, Stack
+from algos.reporting.settings import settings
 from algos.reporting.words import said
 from trees.viewer.page import asset, content_policy
 
@@ -42,11 +43,10 @@ def document(
     """The whole page. ``trees``: the file with the trees of the examples, beside it; ``defaults``: settings, flat."""
     style = asset("colours.css") + _own("report.css")
     script = '"use strict";\n(() => {\n' + _own("report.js") + "})();\n"
-    title = " and ".join(group.label for group in groups)
-    names = [run.name for group in groups for run in group.runs]
-    heading = names[0] if len(names) == 1 else title
+    heading = _heading(groups)
     head = _HEAD.format(policy=escape(content_policy(style, script)), title=escape(f"{heading}: report"), style=style)
-    main = tag("main", _top(groups, heading, notes), *_sections(groups, examples, trees, defaults))
+    legend = tag("nav", [tables.named(group, True) for group in groups]) if len(groups) > 1 else None
+    main = tag("main", legend, _top(groups, heading, notes), *_sections(groups, examples, trees, defaults))
     body = tag("body", main, tag("div", id="tip", hidden="hidden"))
     # The script stands outside of the elements, where nothing is escaped.
     return head + html(body).removesuffix("</body>") + f"<script>{script}</script>\n</body>\n</html>\n"
@@ -54,6 +54,14 @@ def document(
 
 def _own(name: str) -> str:
     return (resources.files("algos.reporting") / "page" / name).read_text(encoding="utf-8")
+
+
+def _heading(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    if len(runs) == 1:
+        return runs[0].name
+    names = dict.fromkeys(str(run.settings.get("name", run.name)) for run in runs)
+    return f"{' and '.join(names)}, {len(runs)} runs"
 
 
 def _top(groups: Sequence[Group], heading: str, notes: Sequence[str]) -> Element:
@@ -66,21 +74,24 @@ def _top(groups: Sequence[Group], heading: str, notes: Sequence[str]) -> Element
     return tag("header", tag("h1", heading), words, tables.evaluations(groups, families=False), told)
 
 
-def _sections(groups: Sequence[Group], examples: Sequence[Example], trees: str, defaults: dict[str, Any]) -> list[Element]:
-    rewards, tokens = panels.rewards(groups), panels.tokens(groups)
+def _sections(
+    groups: Sequence[Group], examples: Sequence[Example], trees: str, defaults: dict[str, Any]
+) -> list[Element]:
+    rewards: list[Panel | Stack] = list(panels.rewards(groups))
+    tokens = panels.tokens(groups)
     families = tables.evaluations(groups, families=True)
     by_family = tag("details", tag("summary", "By family and harness"), families) if families is not None else None
     found = [
-        _section("Reward", [_grid(panels.drawn(rewards, groups)), by_family]),
+        _section("Reward", [*_charts(rewards, groups, large=True), by_family]),
         _section("Runs", [tables.runs(groups)]),
-        _section("Policy and learner", [_grid(panels.drawn(panels.POLICY, groups))]),
-        _section("Critic", [_grid(panels.drawn(panels.CRITIC, groups))]),
-        _section("Episodes", [_grid(panels.drawn([*panels.EPISODES, *tokens], groups))]),
+        _section("Policy and learner", [*_charts(panels.POLICY, groups)]),
+        _section("Critic", [*_charts(panels.CRITIC, groups)]),
+        _section("Episodes", [*_charts([*panels.EPISODES, *tokens], groups)]),
         _section("Examples", [_examples(examples, trees, len(groups) > 1)]),
-        _section("Time", [tables.times(groups), _grid(panels.drawn(panels.TIME, groups))]),
-        _section("Settings", tables.settings(groups, defaults)),
+        _section("Time", [tables.times(groups), *_charts(panels.TIME, groups)]),
+        _section("Settings", settings(groups, defaults)),
     ]
-    every = [*rewards, *tokens, *panels.POLICY, *panels.CRITIC, *panels.EPISODES, *panels.TIME]
+    every: list[Panel | Stack] = [*rewards, *tokens, *panels.POLICY, *panels.CRITIC, *panels.EPISODES, *panels.TIME]
     shown = {one[0] for panel in every for one in (panel.figures if isinstance(panel, Panel) else panel.layers)}
     rest = tables.others(groups, shown)
     if rest is not None:
@@ -93,8 +104,12 @@ def _section(title: str, content: Sequence[Element | None]) -> Element | None:
     return tag("section", tag("h2", title), there, id=title.lower().replace(" ", "-")) if there else None
 
 
-def _grid(charts: Sequence[Element]) -> Element | None:
-    return tag("div", charts, class_="grid") if charts else None
+def _charts(shown: Sequence[Panel | Stack], groups: Sequence[Group], large: bool = False) -> list[Element]:
+    charts, zero = panels.drawn(shown, groups)
+    found = [tag("div", charts, class_="grid large" if large else "grid")] if charts else []
+    if zero:
+        found.append(tag("p", tag("small", f"0 in every step: {', '.join(title.lower() for title in zero)}.")))
+    return found
 
 
 def _examples(examples: Sequence[Example], trees: str, several: bool) -> Element | None:
@@ -105,11 +120,18 @@ def _examples(examples: Sequence[Example], trees: str, several: bool) -> Element
 
 def _example(example: Example, trees: str, several: bool) -> Element:
     row = example.row
-    facts: list[tuple[str, Child]] = [("reward", figure(float(row["reward"]))), ("ended", f"{row.get('status')}: {row.get('reason')}")]
+    facts: list[tuple[str, Child]] = [
+        ("reward", figure(float(row["reward"]))),
+        ("ended", f"{row.get('status')}: {row.get('reason')}"),
+    ]
     facts += [(name, str(row[key])) for name, key in _FACTS if row.get(key) is not None]
     facts += [("step", str(row.get("step"))), ("tokens", str(example.tokens)), ("run", example.run.name)]
     href = f"{quote(trees)}#episode={quote(example.name, safe='')}"
-    link = tag("a", "its tree", href=href, class_="tree") if example.payload is not None else tag("small", "tree unreadable")
+    link = (
+        tag("a", "its tree", href=href, class_="tree")
+        if example.payload is not None
+        else tag("small", "tree unreadable")
+    )
     listed = tag("dl", [part for name, value in facts for part in (tag("dt", name), tag("dd", value))])
     head = tag("header", tag("h3", ", ".join(example.why)), link)
     group = tag("p", tables.named(example.group, True)) if several else None

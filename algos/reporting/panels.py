@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from algos.reporting import charts
 from algos.reporting.charts import Line, Look
-from algos.reporting.groups import Group, curve
+from algos.reporting.groups import Group, curve, figures
 from algos.reporting.stages import STAGES
 
 
@@ -33,10 +34,10 @@ class Stack:
 
 
 _SHARE = Look(percent=True, zero=True)
-_REWARD = Look(unit_range=True)
+_REWARD = Look(unit_range=True, large=True)
 _ZERO = Look(zero=True)
 
-POLICY = [
+POLICY: list[Panel | Stack] = [
     Panel("Entropy", "of the policy, nats per trained token", [("train/entropy", "entropy")], _ZERO),
     Panel("Loss", "of the policy", [("train/loss", "loss")]),
     Panel(
@@ -63,7 +64,9 @@ POLICY = [
         [("train/kl_mu_old", "KL")],
         _ZERO,
     ),
-    Panel("Largest distance engine to trainer", "of one token's log-probability", [("train/mu_old_max", "nats")], _ZERO),
+    Panel(
+        "Largest distance engine to trainer", "of one token's log-probability", [("train/mu_old_max", "nats")], _ZERO
+    ),
     Panel("Truncated importance weight", "mean over tokens", [("train/tis_mean", "weight")]),
     Panel(
         "Tokens capped or left out by it",
@@ -91,19 +94,23 @@ POLICY = [
     Panel("Learning rate", "", [("train/learning_rate", "rate")], _ZERO),
 ]
 
-CRITIC = [
+CRITIC: list[Panel | Stack] = [
     Panel(
         "Explained variance",
         "1: values say all returns; 0: no better than their mean",
         [("train/explained_variance", "explained")],
         Look(within=(-1.0, 1.0)),
     ),
-    Panel("Value and return", "means over trained tokens", [("train/value_mean", "value"), ("train/return_mean", "return")]),
+    Panel(
+        "Value and return",
+        "means over trained tokens",
+        [("train/value_mean", "value"), ("train/return_mean", "return")],
+    ),
     Panel("Value loss", "", [("train/value_loss", "loss")], _ZERO),
     Panel("Gradient norm of the critic", "", [("train/critic_grad_norm", "norm")], _ZERO),
 ]
 
-EPISODES = [
+EPISODES: list[Panel | Stack] = [
     Stack(
         "How episodes ended",
         "training episodes of a step",
@@ -122,13 +129,15 @@ EPISODES = [
     Panel("Drift of replayed histories", "characters in a step", [("calls/drift_chars", "characters")], _ZERO),
 ]
 
-TIME = [
-    Stack(
-        "Where the time of a step goes",
-        "seconds; rollouts run beside the learner, so that only waiting for them counts",
-        [(key, label, colour) for (key, label), colour in zip(STAGES.items(), (0, 4, 1, 3, 6, 5, 2, 7), strict=True)],
-        " s",
-    ),
+STEP_TIME = Stack(
+    "Where the time of a step goes",
+    "seconds; rollouts run beside the learner, so that only waiting for them counts",
+    [(key, label, colour) for (key, label), colour in zip(STAGES.items(), (0, 4, 1, 3, 6, 5, 2, 7), strict=True)],
+    " s",
+)
+
+TIME: list[Panel | Stack] = [
+    STEP_TIME,
     Stack(
         "Where the time of an episode goes",
         "seconds, mean; many run side by side",
@@ -149,13 +158,15 @@ TIME = [
 
 def rewards(groups: Sequence[Group]) -> list[Panel]:
     """Training reward, every evaluation set that has a curve, and the reward in each harness of a mix."""
-    keys = dict.fromkeys(key for group in groups for run in group.runs for row in run.rows for key in row)
+    keys = sorted(figures(groups))
     panels = [Panel("Training reward", "mean over the episodes of a step", [("train/reward", "reward")], _REWARD)]
     sets = dict.fromkeys(key.split("/")[1] for key in keys if key.startswith("eval/") and key.count("/") == 2)
     for name in sets:
-        figures = [(f"eval/{name}/reward_{how}", how) for how in ("greedy", "sampled") if f"eval/{name}/reward_{how}" in keys]
-        if len({step for group in groups for run in group.runs for key, _ in figures for step in run.values(key)}) > 1:
-            panels.append(Panel(f"Evaluation: {name}", "tasks never trained", figures, _REWARD))
+        measured = [
+            (f"eval/{name}/reward_{how}", how) for how in ("greedy", "sampled") if f"eval/{name}/reward_{how}" in keys
+        ]
+        if len({step for group in groups for run in group.runs for key, _ in measured for step in run.values(key)}) > 1:
+            panels.append(Panel(f"Evaluation: {name}", "tasks never trained", measured, _REWARD))
     of_harness = [(key, key.split("/")[1]) for key in keys if key.startswith("harness/") and key.endswith("/reward")]
     if of_harness:
         panels.append(Panel("Training reward by harness", "", of_harness, _REWARD))
@@ -164,47 +175,61 @@ def rewards(groups: Sequence[Group]) -> list[Panel]:
 
 def tokens(groups: Sequence[Group]) -> list[Stack]:
     """Sampled tokens by kind and by what the filters said."""
-    keys = dict.fromkeys(key for group in groups for run in group.runs for row in run.rows for key in row)
+    keys = sorted(figures(groups))
     found = []
     for prefix, title, about in (
         ("kind/", "Kinds of calls", "sampled tokens of a step by kind"),
         ("filter/", "Filters", "sampled tokens of a step: kept for training, or removed and why"),
     ):
-        named = sorted((key for key in keys if key.startswith(prefix)), key=lambda key: (not key.endswith(("main", "kept")), key))
+        named = sorted(
+            (key for key in keys if key.startswith(prefix)), key=lambda key: (not key.endswith(("main", "kept")), key)
+        )
         layers = [(key, key.removeprefix(prefix).removeprefix("removed: "), at) for at, key in enumerate(named)]
         found.append(Stack(title, about, layers))
     return found
 
 
-def drawn(panels: Sequence[Panel | Stack], groups: Sequence[Group]) -> list[Element]:
-    """The charts that there is something to draw for."""
+def drawn(panels: Sequence[Panel | Stack], groups: Sequence[Group]) -> tuple[list[Element], list[str]]:
+    """The charts that there is something to draw for, and the titles of panels that are 0 throughout."""
     found: list[Element | None] = []
+    zero = []
     for panel in panels:
         if isinstance(panel, Stack):
             found += [_stack(panel, group, len(groups) > 1) for group in groups]
-        else:
-            found.append(_lines(panel, groups))
-    return [chart for chart in found if chart is not None]
+            continue
+        shown = _curves(panel, groups)
+        if any(value for line in shown for value in line.curve.high if math.isfinite(value)):
+            found.append(_lines(panel, groups, shown))
+        elif shown:
+            zero.append(panel.title)
+    return [chart for chart in found if chart is not None], zero
 
 
-def _lines(panel: Panel, groups: Sequence[Group]) -> Element | None:
+def _curves(panel: Panel, groups: Sequence[Group]) -> list[Line]:
+    """One group has a colour for each figure; several have a colour each, and a dash for each figure."""
     several = len(groups) > 1
     shown = []
     for group in groups:
         for at, (key, label) in enumerate(panel.figures):
             name = label if not several else group.label if len(panel.figures) == 1 else f"{group.label}, {label}"
-            line = curve(group, key)
-            if _worth_it(line.mean):
-                shown.append(Line(name, line, group.number if several else at, at if several else 0))
+            line = Line(name, curve(group, key), group.number if several else at, at if several else 0)
+            if not line.curve.empty:
+                shown.append(line)
+    return shown
+
+
+def _lines(panel: Panel, groups: Sequence[Group], shown: Sequence[Line]) -> Element:
     marks = sorted({change.step for group in groups for run in group.runs for change in run.changes})
-    return charts.lines(panel.title, panel.about, shown, panel.look, marks)
-
-
-def _worth_it(values: Sequence[float]) -> bool:
-    return any(value == value for value in values)
+    keys: list[tuple[str, str]] = []
+    if len(groups) == 1 and len(shown) > 1:
+        keys = [(line.label, line.style) for line in shown]
+    elif len(panel.figures) > 1:
+        # The colours of the groups are explained once, at the head of the page.
+        keys = [(label, f"plain d{at % 4}") for at, (_, label) in enumerate(panel.figures)]
+    return charts.lines(panel.title, panel.about, shown, panel.look, keys, marks)
 
 
 def _stack(panel: Stack, group: Group, several: bool) -> Element | None:
     layers = [(label, colour, curve(group, key)) for key, label, colour in panel.layers]
-    title = f"{panel.title}: {group.label}" if several else panel.title
-    return charts.bars(title, panel.about, layers, panel.unit)
+    owner = charts.named(group.label, group.number) if several else None
+    return charts.bars(panel.title, panel.about, layers, panel.unit, owner)

@@ -21,9 +21,12 @@ STAGES = {
 def derived(row: dict[str, float]) -> dict[str, float]:
     """Seconds by stage, and rates; what the row has nothing for is left out.
 
-    Rates are per second of a step without its evaluation: they are of training, not of what is measured beside it.
+    Rates are per second of a step without its evaluation: they are of training, not of what is measured beside it. The
+    first step has none, since its rollouts ran beside the evaluation before it.
     """
     found = _stages(row)
+    if row.get("step", 0) <= 1:
+        return found
     busy = row.get("seconds/step", 0.0) - row.get("seconds/eval", 0.0)
     if busy > 0:
         found |= {name: row[key] / busy for name, key in _PER_SECOND.items() if key in row}

@@ -42,7 +42,11 @@ def _policy(group: Group) -> str:
 
 def _tasks(group: Group) -> str:
     of = group.settings
-    return str(of["tasks.path"]) if of.get("tasks.path") else f"{of.get('tasks.train')} built-in {of.get('tasks.builtin')} tasks"
+    return (
+        str(of["tasks.path"])
+        if of.get("tasks.path")
+        else f"{of.get('tasks.train')} built-in {of.get('tasks.builtin')} tasks"
+    )
 
 
 def _harnesses(group: Group) -> str:
@@ -65,9 +69,15 @@ def _outcome(group: Group) -> str:
     if before and group.settings.get("steps") == 0:
         return f"The greedy reward on held-out tasks is {_spread(before)}."
     first, last = _training(group)
-    training = f" The training reward went from {_spread(first)} in the first step to {_spread(last)} in the newest." if first else ""
+    training = (
+        f" The training reward went from {_spread(first)} in the first step to {_spread(last)} in the newest."
+        if first
+        else ""
+    )
     if before:
-        return f"The greedy reward on held-out tasks was {_spread(before)} before, and was not measured since.{training}"
+        return (
+            f"The greedy reward on held-out tasks was {_spread(before)} before, and was not measured since.{training}"
+        )
     return f"Held-out tasks were not evaluated.{training}"
 
 
@@ -85,7 +95,9 @@ def _spread(values: Sequence[float]) -> str:
 def _states(group: Group) -> list[str]:
     several = len(group.runs) > 1
     return [
-        f"{run.name + ': ' if several else ''}{run.told}.".replace("..", ".").capitalize() if not several else f"{run.name}: {run.told}."
+        f"{run.name + ': ' if several else ''}{run.told}.".replace("..", ".").capitalize()
+        if not several
+        else f"{run.name}: {run.told}."
         for run in group.runs
         if run.state != "done"
     ]
