@@ -135,25 +135,36 @@ class LiveDisplay:
 
 def before_after(rows: list[dict[str, Any]]) -> Table | None:
     """The first and the last evaluation side by side, or the only one, by set and family; None without any."""
-    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
-    if not evaluated:
+    columns, data = evaluations(rows)
+    if not data:
         return None
-    first, last = evaluated[0], evaluated[-1]
-    shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
-    when = f", before and after {last['step']} steps" if len(evaluated) > 1 else ""
+    last = max(row["step"] for row in rows if any(key.startswith("eval/") for key in row))
+    when = f", before and after {last} steps" if "greedy after" in columns else ""
     table = Table(title=f"Reward on tasks never trained{when}", title_justify="left")
     table.add_column("tasks", no_wrap=True)
-    for how in ("greedy", "sampled"):
-        for name, _ in shown:
-            table.add_column(how + name, justify="right")
-    places = sorted({key.removeprefix("eval/").rpartition("/")[0] for key in first if "/reward_" in key})
-    # Of each set the whole, then its families, then "in" each harness.
-    for place in sorted(places, key=lambda p: (p.split("/")[0], "/in " in p, p)):
-        keys = [f"eval/{place}/reward_{how}" for how in ("greedy", "sampled")]
-        cells = [f"{row[key]:.2f}" if row.get(key) is not None else "" for key in keys for _, row in shown]
+    for name in columns[1:]:
+        table.add_column(name, justify="right")
+    for place, *values in data:
         name, _, family = place.partition("/")
+        cells = ["" if value is None else f"{value:.2f}" for value in values]
         table.add_row(f"  {family}" if family else f"[bold]{name}", *cells)
     return table
+
+
+def evaluations(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and lines of the table of the first and the last evaluation, or of the only one; no lines without any."""
+    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
+    if not evaluated:
+        return ["tasks"], []
+    first, last = evaluated[0], evaluated[-1]
+    shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
+    columns = ["tasks", *(how + name for how in ("greedy", "sampled") for name, _ in shown)]
+    places = {key.removeprefix("eval/").rpartition("/")[0] for key in first if "/reward_" in key}
+    return columns, [
+        [place, *(row.get(f"eval/{place}/reward_{how}") for how in ("greedy", "sampled") for _, row in shown)]
+        # Of each set the whole, then its families, then "in" each harness.
+        for place in sorted(places, key=lambda p: (p.split("/")[0], "/in " in p, p))
+    ]
 
 
 def failures(rows: list[dict[str, Any]]) -> str:

@@ -201,6 +201,7 @@ def check(config: RunConfig) -> str:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
     from actors.engines.locate import interpreter
+    from algos.tracking import missing_key
     from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
     from envs.sandbox.create import chosen, unavailable
@@ -228,6 +229,8 @@ def check(config: RunConfig) -> str:
             interpreter(config.engine.sglang)
         except FileNotFoundError as error:
             raise RunError(str(error)) from None
+    if reason := missing_key(config.wandb):
+        raise RunError(reason)
     _check_writable(config.dir)
     backend = config.sandbox.backend
     reason = unavailable(chosen(config.sandbox))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
+from algos.tracking import Tracker
 from configs.schema import RunConfig
 
 
@@ -33,7 +33,8 @@ class RunLog:
         self._display = display
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._episodes = (folder / "episodes.jsonl").open("a", encoding="utf-8")
-        self._tracker = _tracker(folder, config)
+        self._folder = folder
+        self._tracker = None if config.wandb.mode == "disabled" else Tracker(folder, config)
 
     def episode(self, row: dict[str, Any]) -> None:
         """One ended episode."""
@@ -45,7 +46,7 @@ class RunLog:
         _write(self._metrics, row)
         self._display.step(row)
         if self._tracker is not None:
-            self._tracker.log({k: v for k, v in row.items() if isinstance(v, int | float)}, step=row["step"])
+            self._tracker.log(row)
 
     def evaluation(self, done: int, total: int, name: str) -> None:
         """Progress of an evaluation."""
@@ -56,7 +57,7 @@ class RunLog:
         self._metrics.close()
         self._episodes.close()
         if self._tracker is not None:
-            self._tracker.finish()
+            self._tracker.finish(read_jsonl(self._folder / "metrics.jsonl"))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -102,19 +103,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     return value
-
-
-def _tracker(folder: Path, config: RunConfig) -> Any:
-    if config.wandb.mode == "disabled":
-        return None
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
-    return wandb.init(
-        project=config.wandb.project,
-        name=folder.name,
-        dir=folder,
-        mode=config.wandb.mode,
-        config=config.model_dump(mode="json", by_alias=True),
-        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
-    )

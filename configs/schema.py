@@ -300,6 +300,9 @@ class WandbConfig(Config):
 
     mode: Literal["offline", "online", "disabled"] = Field("offline", description="offline writes to the run folder.")
     project: str = Field("reins", description="Project name.")
+    artifacts: bool = Field(
+        True, description="At the end also the table of evaluations, the episodes and the trees, as artifacts."
+    )
 
 
 class RunConfig(Config):
