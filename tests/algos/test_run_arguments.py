@@ -197,3 +197,18 @@ def test_a_plan_says_when_no_checkpoint_can_be_among_the_best(settings, none, tm
     said = capsys.readouterr().out
     assert "checkpoints every 5 steps; the newest 3 stay" in said
     assert ("no step before the last has both" in said) == none
+
+
+def test_online_tracking_without_a_key_is_told_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    assert run.main(["--dry-run", f"dir={tmp_path}", "wandb.mode=online"]) == 2
+    assert "expected an account's key" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_points_to_its_report(tmp_path, ran, capsys):
+    folder = killed(tmp_path, "wandb.mode=disabled")
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert run.main(["--resume", str(folder), "steps=1"]) == 0
+    assert f"-m algos.report {folder}" in capsys.readouterr().out.replace("\n", "")

@@ -1,4 +1,5 @@
 import json
+import time
 
 from rich.console import Console as RichConsole
 
@@ -90,6 +91,36 @@ def test_an_offline_run_is_kept_by_wandb_in_the_run_folder(tmp_path):
     log.step({"step": 1, "train/reward": 0.5, "missing": float("nan")})
     log.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_an_offline_run_has_the_table_the_episodes_and_the_trees_as_artifacts_without_a_copy(tmp_path):
+    tree = tmp_path / "trees" / "step_000000" / "g0.tree"
+    tree.parent.mkdir(parents=True)
+    tree.write_bytes(b"a tree of some length")
+    log = RunLog(tmp_path, load(None, []), Display())
+    log.step({"step": 0, "eval/heldout/reward_greedy": 0.1, "eval/heldout/sum/reward_greedy": 0.0})
+    log.episode({"id": "e0", "step": 0, "split": "train"})
+    log.step({"step": 1, "eval/heldout/reward_greedy": 0.9, "eval/heldout/sum/reward_greedy": 1.0})
+    log.close()
+    [kept] = (tmp_path / "wandb").glob("offline-run-*")
+    [table] = kept.rglob("*.table.json")
+    told = json.loads(table.read_text())
+    assert told["columns"] == ["tasks", "greedy before", "greedy after", "sampled before", "sampled after"]
+    assert told["data"] == [["heldout", 0.1, 0.9, None, None], ["heldout/sum", 0.0, 1.0, None, None]]
+    [records] = kept.glob("*.wandb")
+    deadline = time.monotonic() + 20
+    # W&B writes in a process of its own.
+    while str(tree).encode() not in records.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not list(kept.rglob("g0.tree"))
+
+
+def test_artifacts_can_be_left_out(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.artifacts=false"]), Display())
+    log.step({"step": 0, "eval/heldout/reward_greedy": 0.1})
+    log.close()
+    assert not list((tmp_path / "wandb").rglob("*.table.json"))
 
 
 def test_texts_with_line_separators_are_read_back(tmp_path):

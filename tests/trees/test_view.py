@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import require
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from small_tokenizer import small_tokenizer
+from tokenizers import Tokenizer
 from tree_sessions import call, grow, relaxed
 
 from trees import codec, view
@@ -38,22 +40,11 @@ from trees.viewer.server import PORTION, ViewServer
 from trees.viewer.wording import Wording
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Bytes and a few words: every character beyond ASCII is several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    tokenizer.train_from_iterator(["read the file and write the answer"], trainer)
-    marks = ("<|im_start|>", "<|im_end|>", "<tool_call>")
-    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in (*marks, "a word of its own")])
-    return tokenizer
+    return small_tokenizer()
 
 
 def session(tokenizer: Tokenizer, **meta: Any) -> Tree:
@@ -379,15 +370,6 @@ def test_the_command_prints_its_address_and_ends_cleanly(run: Path):
 def test_the_viewer_needs_no_ray_and_no_torch():
     code = "import sys, trees.view; sys.exit(bool({'ray', 'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def drawn(address: str, folder: Path) -> str:
-    """The document as Chromium has it once the page has drawn itself, up to its data and its script."""
-    quiet = ("quic", "background-networking", "component-update", "sync", "gpu")
-    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in quiet)]
-    command = [CHROMIUM, *flags, f"--user-data-dir={folder}", "--virtual-time-budget=10000", "--dump-dom", address]
-    whole = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    return whole.split("<script")[0]
 
 
 @pytest.mark.harness
