@@ -10,6 +10,7 @@ from typing import Any
 
 from algos.reporting.examples import chosen, tree_page
 from algos.reporting.groups import grouped
+from algos.reporting.kept import Kept, add_behaviour, kept
 from algos.reporting.page import document
 from algos.reporting.runs import ReportError, Run, flat, read_run
 from configs.schema import RunConfig
@@ -62,19 +63,34 @@ def _report(args: argparse.Namespace) -> int:
         raise ReportError(f"--out {out}: got a folder, expected a file to write, such as {out / 'report.html'}")
     groups = grouped(runs)
     notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
-    if not args.no_trees and any((run.folder / "trees").is_dir() for run in runs):
-        print("choosing example episodes among the trees", flush=True)
-    examples = [] if args.no_trees else chosen(groups, notes)
+    trees = {} if args.no_trees else _trees(runs, notes)
+    examples = chosen(groups, trees, notes)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    trees = out.with_name(f"{out.stem}_trees.html")
+    beside = out.with_name(f"{out.stem}_trees.html")
     with_tree = any(example.payload is not None for example in examples)
     if with_tree:
-        _write(trees, tree_page(examples))
-    _write(out, [document(groups, examples, trees.name, notes, _defaults())])
-    beside = f", and {trees} ({trees.stat().st_size / 1e6:.1f} MB) with the trees of its examples" if with_tree else ""
-    print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB){beside}\nopen it in a browser: {out.resolve().as_uri()}")
+        _write(beside, tree_page(examples))
+    _write(out, [document(groups, examples, beside.name, notes, _defaults())])
+    also = f", and {beside} ({_size(beside)}) with the trees of its examples" if with_tree else ""
+    print(f"wrote {out} ({_size(out)}){also}\nopen it in a browser: {out.resolve().as_uri()}")
     return 0
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def _trees(runs: Sequence[Run], notes: list[str]) -> dict[Path, Kept]:
+    """The trees of the runs that kept some; their behaviour becomes figures of the runs."""
+    found = {}
+    for run in runs:
+        if (run.folder / "trees").is_dir():
+            print(f"reading trees of {run.name}", flush=True)
+            if (trees := kept(run, notes)) is not None:
+                add_behaviour(trees)
+                found[run.folder] = trees
+    return found
 
 
 def _read(folders: Sequence[Path]) -> list[Run]:

@@ -6,18 +6,17 @@ Invariant: only episodes whose tree is kept are chosen, so that each can be look
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from algos.behaviour import main_path
 from algos.reporting.groups import Group
+from algos.reporting.kept import Kept
 from algos.reporting.runs import Run
 from trees.tree import Tree
-from trees.viewer import wording
-from trees.viewer.catalogue import Catalogue, PlaceError
+from trees.viewer.catalogue import Catalogue
 from trees.viewer.page import standalone
 from trees.viewer.payload import describe
 from trees.viewer.wording import Wording
@@ -63,17 +62,22 @@ class Example:
         return int(_tokens(self.row))
 
 
-def chosen(groups: Sequence[Group], notes: list[str]) -> list[Example]:
-    """The extremes of each group, each episode once; ``notes`` is told what cannot be read."""
+def chosen(groups: Sequence[Group], trees: Mapping[Path, Kept], notes: list[str]) -> list[Example]:
+    """The extremes of each group, each episode once.
+
+    ``trees``: of the runs that kept some, by folder; ``notes`` is told what cannot be read.
+    """
     several = sum(len(group.runs) for group in groups) > 1
     found = []
     for group in groups:
-        catalogues = {run.folder: _catalogue(run) for run in group.runs}
-        rows = [(run, row) for run in group.runs for row in _with_tree(run, catalogues[run.folder])]
+        rows = [
+            (run, row)
+            for run in group.runs
+            if run.folder in trees
+            for row in _with_tree(run, trees[run.folder].catalogue)
+        ]
         for example in _extremes(group, rows, several):
-            catalogue = catalogues[example.run.folder]
-            if catalogue is not None:
-                _open(example, catalogue, notes)
+            _open(example, trees[example.run.folder], notes)
             found.append(example)
     return found
 
@@ -86,15 +90,8 @@ def tree_page(examples: Sequence[Example]) -> Iterator[str]:
     return standalone(rows, {"place": place}, (example.payload or {} for example in there))
 
 
-def _catalogue(run: Run) -> Catalogue | None:
-    try:
-        return Catalogue(run.folder)
-    except (PlaceError, OSError):
-        return None
-
-
-def _with_tree(run: Run, catalogue: Catalogue | None) -> list[dict[str, Any]]:
-    names = set(catalogue.names()) if catalogue is not None else set()
+def _with_tree(run: Run, catalogue: Catalogue) -> list[dict[str, Any]]:
+    names = set(catalogue.names())
     graded = [row for row in run.episodes if row.get("split") == "train" and math.isfinite(_figure(row, "reward"))]
     return [row for row in graded if row["id"] in names]
 
@@ -110,37 +107,19 @@ def _extremes(group: Group, rows: Sequence[tuple[Run, dict[str, Any]]], several:
     return list(found.values())
 
 
-def _open(example: Example, catalogue: Catalogue, notes: list[str]) -> None:
-    words = _words(example.run, notes)
+def _open(example: Example, trees: Kept, notes: list[str]) -> None:
     try:
-        tree = catalogue.open(example.row["id"])
+        tree = trees.catalogue.open(example.row["id"])
     except (OSError, ValueError) as error:
         notes.append(f"{example.run.name}: the tree of {example.row['id']} cannot be read: {error}")
         return
-    example.payload = describe(example.name, tree, words)
-    if words is not None:
-        example.pieces = list(_pieces(tree, words))
-
-
-def _words(run: Run, notes: list[str]) -> Wording | None:
-    path = wording.find(run.folder)
-    if path is None:
-        return None
-    try:
-        return Wording(Tokenizer.from_file(str(path)))
-    except Exception as error:
-        # The library has no error of its own.
-        note = f"{run.name}: {path.name} cannot be read, so the trees show ids: {error}"
-        if note not in notes:
-            notes.append(note)
-        return None
+    example.payload = describe(example.name, tree, trees.words)
+    if trees.words is not None:
+        example.pieces = list(_pieces(tree, trees.words))
 
 
 def _pieces(tree: Tree, words: Wording) -> Iterator[Piece]:
-    """The path to the newest call of the main line."""
-    calls = tree.calls()
-    main = [call for call in calls if call.kind in ("main", "after-compaction")] or calls
-    path = [node for node in tree.path(main[-1].id) if len(node)] if main else []
+    path = main_path(tree)
     middle = len(path) - _PIECES
     for at, node in enumerate(path):
         if middle > 0 and _PIECES // 2 <= at < _PIECES // 2 + middle:

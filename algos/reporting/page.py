@@ -87,11 +87,20 @@ def _sections(
         _section("Policy and learner", [*_charts(panels.POLICY, groups)]),
         _section("Critic", [*_charts(panels.CRITIC, groups)]),
         _section("Episodes", [*_charts([*panels.EPISODES, *tokens], groups)]),
+        _section("Behaviour", _charts(panels.BEHAVIOUR, groups)),
         _section("Examples", [_examples(examples, trees, len(groups) > 1)]),
         _section("Time", [tables.times(groups), *_charts(panels.TIME, groups)]),
         _section("Settings", settings(groups, defaults)),
     ]
-    every: list[Panel | Stack] = [*rewards, *tokens, *panels.POLICY, *panels.CRITIC, *panels.EPISODES, *panels.TIME]
+    every: list[Panel | Stack] = [
+        *rewards,
+        *tokens,
+        *panels.POLICY,
+        *panels.CRITIC,
+        *panels.EPISODES,
+        *panels.BEHAVIOUR,
+        *panels.TIME,
+    ]
     shown = {one[0] for panel in every for one in (panel.figures if isinstance(panel, Panel) else panel.layers)}
     rest = tables.others(groups, shown)
     if rest is not None:

@@ -129,6 +129,28 @@ EPISODES: list[Panel | Stack] = [
     Panel("Drift of replayed histories", "characters in a step", [("calls/drift_chars", "characters")], _ZERO),
 ]
 
+BEHAVIOUR: list[Panel | Stack] = [
+    Panel(
+        "Malformed replies",
+        "cut, or with a tool call that cannot be parsed",
+        [("behaviour/malformed", "share")],
+        _SHARE,
+    ),
+    Panel(
+        "Failing calls",
+        "share of calls that an error answered; and of these the share that was said before",
+        [("behaviour/failing", "failing"), ("behaviour/repeated", "of these repeated")],
+        _SHARE,
+    ),
+    Panel(
+        "After an error",
+        "share of errors that the next call got over; share of episodes that ended on one",
+        [("behaviour/recovered", "recovered"), ("behaviour/given_up", "ended on it")],
+        _SHARE,
+    ),
+    Panel("Calls made again", "the same call, answered the same", [("behaviour/reread", "share")], _SHARE),
+]
+
 STEP_TIME = Stack(
     "Where the time of a step goes",
     "seconds; rollouts run beside the learner, so that only waiting for them counts",

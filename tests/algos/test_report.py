@@ -25,6 +25,7 @@ from tree_sessions import call, grow
 
 from algos import report
 from algos.reporting.groups import at_ends, curve, differing, grouped
+from algos.reporting.kept import add_behaviour, kept
 from algos.reporting.runs import ReportError, read_run
 from algos.reporting.words import said
 from configs.loader import dump, load
@@ -179,6 +180,19 @@ def test_examples_are_the_extremes_of_the_episodes_whose_tree_is_kept(tmp_path: 
     assert "characters left out" in page.words
     trees = (tmp_path / "out_trees.html").read_text()
     assert all(f'"episode":"{name}"' in trees for name in linked)
+
+
+def test_behaviour_is_read_from_the_trees_of_a_step(tmp_path: Path):
+    folder = make_run(tmp_path / "run")
+    add_episodes(folder)
+    run = read_run(folder)
+    trees = kept(run, [])
+    assert trees is not None
+    add_behaviour(trees)
+    assert run.values("behaviour/malformed") == {1: 0.0}
+    assert run.values("behaviour/failing") == {1: 0.0}
+    page = written(folder, out=tmp_path / "out.html")
+    assert "0 in every step: malformed replies, failing calls" in page.words
 
 
 def test_runs_of_equal_settings_but_the_seed_are_one_curve_with_a_band(tmp_path: Path):
