@@ -110,10 +110,11 @@ def _extremes(group: Group, rows: Sequence[tuple[Run, dict[str, Any]]], several:
 def _open(example: Example, trees: Kept, notes: list[str]) -> None:
     try:
         tree = trees.catalogue.open(example.row["id"])
-    except (OSError, ValueError) as error:
+        example.payload = describe(example.name, tree, trees.words)
+    except Exception as error:
+        # One odd tree must not cost the others.
         notes.append(f"{example.run.name}: the tree of {example.row['id']} cannot be read: {error}")
         return
-    example.payload = describe(example.name, tree, trees.words)
     if trees.words is not None:
         example.pieces = list(_pieces(tree, trees.words))
 

@@ -22,6 +22,8 @@ from algos.reporting.stages import derived
 
 Row = dict[str, float]
 _BEFORE_RESUME = re.compile(r"config\.until_step_(\d+)\.yaml")
+_HUGE = 1e100
+"""From here on a figure is as good as infinite; sums and squares of smaller ones stay finite."""
 _TOLD = 5
 """Faults of one file that are told one by one."""
 
@@ -169,7 +171,7 @@ def _number(value: float | None) -> float:
         number = math.nan if value is None else float(value)
     except OverflowError:
         return math.nan
-    return number if math.isfinite(number) else math.nan
+    return number if abs(number) < _HUGE else math.nan
 
 
 def _changes(folder: Path, settings: dict[str, Any], notes: list[str]) -> list[Change]:

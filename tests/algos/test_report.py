@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 from browser import CHROMIUM, dumped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from needs import require
 from small_tokenizer import small_tokenizer
 from tree_sessions import call, grow
@@ -43,10 +45,10 @@ def metrics(step: int, reward: float, **more: Any) -> dict[str, Any]:
     return row | more
 
 
-def make_run(folder: Path, *settings: str, rewards: tuple[float, ...] = (0.2, 0.5, 0.9), steps: int = 3) -> Path:
+def make_run(folder: Path, *overrides: str, rewards: tuple[float, ...] = (0.2, 0.5, 0.9), steps: int = 3) -> Path:
     """A run folder with a line of metrics for each reward, and an evaluation before and after."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(dump(load(None, [f"steps={steps}", *settings])))
+    (folder / "config.yaml").write_text(dump(load(None, [f"steps={steps}", *overrides])))
     rows: list[dict[str, Any]] = [
         {"step": 0, HELD_OUT: 0.1, "eval/heldout/sum/reward_greedy": 0.0, "seconds/eval": 2.0}
     ]
@@ -270,6 +272,41 @@ def test_damaged_lines_are_left_out_and_told(tmp_path: Path, capsys, lines: str,
     assert told in capsys.readouterr().err
 
 
+_KEYS = (
+    "train/reward",
+    HELD_OUT,
+    "eval//reward_",
+    "harness/reward",
+    "kind/\ud800",
+    "seconds/step",
+    "seconds/eval",
+    "x",
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=3,
+)
+_ROW = st.dictionaries(st.sampled_from(_KEYS), _JSON | st.floats(0, 9), max_size=8)
+_EPISODE_KEYS = ("id", "split", "step", "reward", "calls", "leaves", "status", "tokens_prompt", "seconds")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5) | _JSON, _ROW), max_size=6),
+    episodes=st.lists(st.dictionaries(st.sampled_from(_EPISODE_KEYS), _JSON, max_size=9), max_size=3),
+    config=st.dictionaries(st.sampled_from(["steps", "mix", "seed", "name", "learner", "tasks"]), _JSON, max_size=6),
+)
+def test_whatever_the_files_hold_there_is_a_page(tmp_path_factory, rows, episodes, config):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "config.yaml").write_text(json.dumps(config))
+    (folder / "config.until_step_000001.yaml").write_text(json.dumps(config | {"seed": 1}))
+    write_lines(folder / "metrics.jsonl", [{**row, "step": step} for step, row in rows])
+    write_lines(folder / "episodes.jsonl", episodes)
+    assert report.main([str(folder)]) == 0
+    assert (folder / "report.html").read_text().endswith("</html>\n")
+
+
 @pytest.mark.parametrize("config", ["a: [1", "- 1", "", "\x00", "steps: many\nmix: 3\nlearner: 1"])
 def test_damaged_settings_leave_the_curves(tmp_path: Path, config: str):
     folder = make_run(tmp_path / "run")
@@ -317,9 +354,9 @@ def test_the_state_of_a_run_is_told(tmp_path: Path):
 
 def test_what_a_resume_changed_is_listed_and_marked(tmp_path: Path):
     folder = make_run(tmp_path / "run")
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
-    settings["rollout"]["temperature"] = 0.25
-    (folder / "config.until_step_000002.yaml").write_text(yaml.safe_dump(settings))
+    before = yaml.safe_load((folder / "config.yaml").read_text())
+    before["rollout"]["temperature"] = 0.25
+    (folder / "config.until_step_000002.yaml").write_text(yaml.safe_dump(before))
     [change] = read_run(folder).changes
     assert (change.step, change.settings) == (2, [("rollout.temperature", 0.25, 1.0)])
     page = written(folder, out=tmp_path / "out.html")
