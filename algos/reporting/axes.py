@@ -17,6 +17,10 @@ _DECADES = 3
 """Positive figures that span more than these are drawn on a logarithmic axis."""
 
 
+_NOTHING = 1e-200
+"""A difference that is none: a tenth of it is still a number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Pixels of a chart."""
@@ -48,7 +52,8 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         if self.log:
-            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            low = math.log(self.low)
+            share = (math.log(max(value, self.low)) - low) / (math.log(self.high) - low)
         else:
             share = (value - self.low) / (self.high - self.low)
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
@@ -81,7 +86,7 @@ def up(values: Sequence[float], frame: Frame, within: tuple[float, float] | None
         return Scale(low, high, frame.floor, TOP, log=True)
     if zero:
         low = min(0.0, low)
-    if high - low <= 1e-9 * max(abs(high), abs(low)):
+    if high - low <= max(1e-9 * max(abs(high), abs(low)), _NOTHING):
         room = abs(high) * 0.5 or 1.0
         low, high = (low - room if low < 0 or not (zero or low == 0) else low), high + room
     room = 0.06 * (high - low)

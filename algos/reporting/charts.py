@@ -141,7 +141,8 @@ def sparkline(curves: Sequence[tuple[int, Curve]]) -> Element:
     steps = [step for _, curve in curves for step in curve.steps]
     values = [value for _, curve in curves for value in curve.mean if math.isfinite(value)]
     low, top = min(values, default=0.0), max(values, default=1.0)
-    x = axes.Scale(min(steps, default=0), max(steps, default=0) + 1e-9, 1, wide - 1)
+    first, last = min(steps, default=0.0), max(steps, default=1.0)
+    x = axes.Scale(first, last if last > first else first + 1, 1, wide - 1)
     y = axes.Scale(low, top if top > low else low + 1, high - 2, 2)
     drawn = [
         tag("path", class_=f"line c{colour % COLOURS}", d=_path(curve.steps, curve.mean, x, y))

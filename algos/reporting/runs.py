@@ -24,6 +24,7 @@ Row = dict[str, float]
 _BEFORE_RESUME = re.compile(r"config\.until_step_(\d+)\.yaml")
 _HUGE = 1e100
 """From here on a figure is as good as infinite; sums and squares of smaller ones stay finite."""
+_MOST_STEPS = 10**9
 _TOLD = 5
 """Faults of one file that are told one by one."""
 
@@ -148,14 +149,16 @@ def _tell(path: Path, faults: list[str], notes: list[str]) -> None:
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:
     by_step: dict[int, Row] = {}
+    numbers: dict[int, int] = {}
     faults = []
     for number, row in _lines(path, notes):
         step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _MOST_STEPS:
             faults.append(f"line {number}: step is {str(step)[:40]!r}, expected a number of steps")
             continue
         if step in by_step:
-            notes.append(f"{path.name}: step {step} is there twice; the line further down counts")
+            faults.append(f"line {numbers[step]}: step {step} comes again in line {number}, which counts")
+        numbers[step] = number
         figures = {key: _number(value) for key, value in row.items() if _is_figure(value)}
         by_step[step] = figures | derived(figures)
     _tell(path, faults, notes)

@@ -257,7 +257,7 @@ def test_figures_that_are_missing_are_gaps_and_not_zeros(tmp_path: Path):
         ('{"step": 1}\n!!\n{"step": 2}\n', "line 2 is not JSON"),
         ('{"step": 1}\n[1]\n', "line 2 is no row"),
         ('{"step": "one"}\n{"x": 1}\n', "line 1: step is 'one'"),
-        ('{"step": 1}\n{"step": 1}\n', "step 1 is there twice"),
+        ('{"step": 1}\n{"step": 1}\n', "line 1: step 1 comes again in line 2"),
         ('{"step": 1, "x": 1e999, "y": ' + "9" * 400 + "}\n", ""),
         ("[" * 100_000 + "\n", "not JSON"),
         ("\xff\x00\n" * 9, "4 more lines"),
@@ -291,7 +291,7 @@ _ROW = st.dictionaries(st.sampled_from(_KEYS), _JSON | st.floats(0, 9), max_size
 _EPISODE_KEYS = ("id", "split", "step", "reward", "calls", "leaves", "status", "tokens_prompt", "seconds")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.tuples(st.integers(0, 5) | _JSON, _ROW), max_size=6),
     episodes=st.lists(st.dictionaries(st.sampled_from(_EPISODE_KEYS), _JSON, max_size=9), max_size=3),

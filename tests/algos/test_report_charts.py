@@ -15,7 +15,7 @@ from algos.reporting.markup import html, tag
 from algos.reporting.numbers import duration, figure, percent, reward
 from algos.reporting.stages import STAGES, derived
 
-anything = st.floats(-1e30, 1e30, allow_nan=False) | st.just(math.nan)
+anything = st.floats(-1e100, 1e100, allow_nan=False) | st.sampled_from([math.nan, 0.0, 5e-324, -5e-324, 1e-200])
 
 
 @given(values=st.lists(anything, max_size=9), zero=st.booleans())
