@@ -149,6 +149,16 @@ def test_a_file_of_a_group_holds_episodes_of_the_log(run: Path, tokenizer: Token
     assert catalogue.without_tree == 1
 
 
+def test_a_file_of_a_group_of_one_holds_the_episode_of_the_log(run: Path, tokenizer: Tokenizer):
+    step = run / "trees" / "step_000003"
+    for name in ("e0", "e1", "e2"):
+        (step / f"{name}.tree").unlink()
+    (step / "g0.tree").write_bytes(codec.encode_group([session(tokenizer, episode="e0")]))
+    catalogue = Catalogue(run)
+    assert catalogue.names() == ["e0"]
+    assert catalogue.rows()[0]["task"] == "desk"
+
+
 def test_equal_file_names_are_told_apart_by_their_folder(tmp_path: Path, tokenizer: Tokenizer):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

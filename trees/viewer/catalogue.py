@@ -139,12 +139,19 @@ class Catalogue:
             # A run that goes on removes the trees of its old steps.
             return []
         if count == 1:
-            return [(path.stem, Entry(path, 0, stamp))]
+            return [(self._name_of_one(path, stamp), Entry(path, 0, stamp))]
         told = self._read(path, stamp).episodes
         names = told + [f"{path.stem}:{position + 1}" for position in range(len(told), count)]
         if len(set(names)) < count or not all(names):
             names = [f"{path.stem}:{position + 1}" for position in range(count)]
         return [(name, Entry(path, position, stamp)) for position, name in enumerate(names)]
+
+    def _name_of_one(self, path: Path, stamp: int) -> str:
+        """A file of one tree has its name, but that of a group of one episode has the group's."""
+        if not self._log or path.stem in self._log:
+            return path.stem
+        told = self._read(path, stamp).episodes
+        return told[0] if told and told[0] in self._log else path.stem
 
     def _read(self, path: Path, stamp: int) -> _Contents:
         """All of a file in one go: tree by tree, each would be read behind those before it."""
