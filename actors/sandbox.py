@@ -125,7 +125,7 @@ class SandboxActor:
                 session_id(spec),
                 temperature=spec.temperature,
                 seed=spec.seed,
-                transcript=spec.task.wants_transcript,
+                transcript=spec.transcript or spec.task.wants_transcript,
             )
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
@@ -170,7 +170,8 @@ class SandboxActor:
             outcome = await self._graded(spec, sandbox, finished, closed, seconds)
             if outcome.status != "failed":
                 outcome = replace(outcome, status=status, reason=reason)
-            return replace(outcome, flags=noted, mcp=tuple(servers.log.rows))
+            said = closed.transcript if spec.transcript else None
+            return replace(outcome, flags=noted, mcp=tuple(servers.log.rows), transcript=said)
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
 
