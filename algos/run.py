@@ -119,8 +119,8 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         keeps += f", and the best {config.checkpoint.keep_best}"
         if not _scored(config):
             keeps += (
-                " (none: no step before the last has both a checkpoint and an evaluation on held-out tasks that training "
-                "waits for; see checkpoint.every, eval.every, eval.wait and checkpoint.keep_best)"
+                " (none: no step before the last has both a checkpoint and an evaluation on held-out tasks that "
+                "training waits for; see checkpoint.every, eval.every, eval.wait and checkpoint.keep_best)"
             )
     policy = config.model.path or f"the tiny policy of the cold start ({config.coldstart.kind}; kept in a cache)"
     return "\n".join(

@@ -152,14 +152,21 @@ async def test_an_evaluation_sees_one_version_only():
 class Slow(Parts):
     """Evaluations in between hang until ``until`` steps are trained."""
 
-    def __init__(self, until, **settings):
-        super().__init__(**settings)
-        self.until = until
+    def __init__(self, until):
+        super().__init__()
+        self.until, self.hanging, self.enough = until, asyncio.Event(), asyncio.Event()
 
     async def run_episode(self, spec):
-        while spec.split != "train" and 0 < spec.step < 6 and len(self.trained) < self.until:
-            await asyncio.sleep(0.001)
+        if spec.split != "train" and 0 < spec.step < 6:
+            self.hanging.set()
+            await self.enough.wait()
         return await super().run_episode(spec)
+
+    async def train(self, step, groups):
+        learned = await super().train(step, groups)
+        if len(self.trained) >= self.until:
+            self.enough.set()
+        return learned
 
 
 BESIDE = ("eval.wait=false", "steps=6", "eval.every=2", "checkpoint.every=2")
@@ -210,8 +217,7 @@ async def test_an_evaluation_beside_training_in_which_nothing_works_stops_the_ru
 async def test_a_cancelled_run_ends_its_evaluation_beside():
     parts = Slow(until=99)
     task = asyncio.create_task(run(parts, config(*BESIDE)))
-    while not any(step == 2 and split != "train" for *_, step, split in parts.started) and len(parts.trained) < 4:
-        await asyncio.sleep(0.001)
+    await parts.hanging.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
