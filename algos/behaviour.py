@@ -143,17 +143,20 @@ def steps(tree: Tree, words: Words) -> list[Step]:
 
 def steps_of_transcript(lines: Iterable[Mapping[str, Any]]) -> list[Step]:
     """The same from the lines of a transcript (``actors.transcript``), which tells what an endpoint said too."""
-    kept = [line for line in lines if line.get("kind") in MAIN]
-    results = {line["tool_call_id"]: line.get("text", "") for line in kept if line.get("role") == "tool"}
-    found = []
-    for line in kept:
-        if line.get("role") != "assistant":
+    found: list[Step] = []
+    for line in lines:
+        if line.get("kind") not in MAIN:
             continue
-        calls = line.get("tool_calls", ())
-        made = tuple(
-            Call(call["name"], canonical_arguments(call["arguments"]), results.get(call.get("id"))) for call in calls
-        )
-        found.append(Step(line.get("text", ""), made, not any(isinstance(c["arguments"], str) for c in calls)))
+        if line.get("role") == "assistant":
+            calls = [(call.get("id"), call["name"], call["arguments"]) for call in line.get("tool_calls", ())]
+            asked = [name for name, _, _ in calls]
+            made = tuple(Call(name, canonical_arguments(arguments)) for _, name, arguments in calls)
+            found.append(Step(line.get("text", ""), made, not any(isinstance(given, str) for *_, given in calls)))
+        elif line.get("role") == "tool" and found and line.get("tool_call_id") in asked:
+            place = asked.index(line["tool_call_id"])
+            calls_now = list(found[-1].calls)
+            calls_now[place] = replace(calls_now[place], result=line.get("text", ""))
+            found[-1] = replace(found[-1], calls=tuple(calls_now))
     return found
 
 

@@ -104,6 +104,27 @@ def paired(before: Mapping[str, Instance], after: Mapping[str, Instance]) -> Fig
     return Figure(value, clustered_error(clusters, differences), len(set(clusters)), graded, missing)
 
 
+def ratio(clusters: Sequence[str], counts: Sequence[float], chances: Sequence[float]) -> Figure:
+    """``sum(counts) / sum(chances)`` with its clustered standard error, to first order in the deviations.
+
+    Both numbers of an entry belong to its cluster. ``graded`` is the number of chances. With a chance of 1 for each
+    entry this is the mean of ``counts`` with ``clustered_error``.
+    """
+    total = math.fsum(chances)
+    if not total:
+        return Figure(None, None, 0, 0)
+    value = math.fsum(counts) / total
+    sums: dict[str, float] = {}
+    for cluster, count, chance in zip(clusters, counts, chances, strict=True):
+        if chance:
+            sums[cluster] = sums.get(cluster, 0.0) + count - value * chance
+    error = None
+    if len(sums) > 1:
+        correction = len(sums) / (len(sums) - 1)
+        error = math.sqrt(correction * math.fsum(each * each for each in sums.values())) / total
+    return Figure(value, error, len(sums), round(total))
+
+
 def pass_at(k: int, graded: int, solved: int) -> float:
     """Chance that of ``k`` attempts at least one succeeds, without bias from ``solved`` of ``graded`` >= k attempts.
 

@@ -122,7 +122,9 @@ tr.whole td {{ font-weight: 600; border-top: 2px solid var(--line); }}
 div {{ overflow-x: auto; }}
 </style>
 <h1>{title}</h1>
-<div><table><thead><tr>{head}</tr></thead><tbody>
+{body}
+"""
+_TABLE = """<div><table><thead><tr>{head}</tr></thead><tbody>
 {body}
 </tbody></table></div>
 <ul>
@@ -131,22 +133,22 @@ div {{ overflow-x: auto; }}
 """
 
 
-def page(made: Table) -> str:
-    """A page that needs nothing else."""
+def page(first: Table, *others: Table, picture: str = "") -> str:
+    """A page that needs nothing else. ``picture``: markup that stands above the tables."""
+    body = [picture, _html(first), *(f"<h2>{html.escape(one.title)}</h2>\n{_html(one)}" for one in others)]
+    return _PAGE.format(title=html.escape(first.title), body="\n".join(part for part in body if part))
 
+
+def _html(made: Table) -> str:
     def cell(text: str) -> str:
-        return (
-            f'<td class="incomplete">{html.escape(text)}</td>'
-            if INCOMPLETE in text
-            else f"<td>{html.escape(text)}</td>"
-        )
+        marked = ' class="incomplete"' if INCOMPLETE in text else ""
+        return f"<td{marked}>{html.escape(text)}</td>"
 
     body = [
         f'<tr class="{"part" if depth else "whole"}"><td>{html.escape(name)}</td>{"".join(map(cell, cells))}</tr>'
         for depth, (name, *cells) in made.rows
     ]
-    return _PAGE.format(
-        title=html.escape(made.title),
+    return _TABLE.format(
         head="".join(f"<th>{html.escape(column)}</th>" for column in made.columns),
         body="\n".join(body),
         notes="\n".join(f"<li>{html.escape(note)}</li>" for note in made.notes),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algos.estimates import Instance, clustered_error, figure, over, paired, pass_all, pass_at
+from algos.estimates import Instance, clustered_error, figure, over, paired, pass_all, pass_at, ratio
 
 rewards = st.lists(st.floats(0, 1), min_size=1, max_size=4)
 
@@ -141,3 +141,34 @@ def test_a_difference_takes_only_what_both_have():
     found = paired(before, after)
     assert (found.value, found.tasks, found.missing, found.error) == (1.0, 1, 1, None)
     assert paired({}, after).value is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1)), min_size=2, max_size=12))
+def test_a_ratio_with_one_chance_each_is_the_mean_with_its_clustered_error(drawn):
+    clusters, values = [str(task) for task, _ in drawn], [value for _, value in drawn]
+    found = ratio(clusters, values, [1] * len(values))
+    assert found.value == pytest.approx(statistics.fmean(values))
+    assert found.error == pytest.approx(clustered_error(clusters, values), abs=1e-9)
+
+
+def test_the_error_of_a_ratio_is_its_spread_over_repetitions():
+    rng = random.Random(2)
+    values, errors = [], []
+    for _ in range(600):
+        counts, chances, tasks = [], [], []
+        for task in range(60):
+            hard = rng.betavariate(1, 2)
+            for _ in range(2):
+                of = rng.randrange(6)
+                chances.append(of)
+                counts.append(sum(rng.random() < hard for _ in range(of)))
+                tasks.append(str(task))
+        found = ratio(tasks, counts, chances)
+        values.append(found.value)
+        errors.append(found.error)
+    assert statistics.fmean(errors) == pytest.approx(statistics.stdev(values), rel=0.08)
+
+
+def test_a_ratio_of_no_chances_is_none():
+    assert ratio(["a"], [0], [0]).value is None
+    assert ratio([], [], []).value is None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.analyse import AnalyseConfig
 from configs.eval import EvaluationConfig
 from configs.loader import ConfigError, describe, dump, fields, load, load_as
 from configs.schema import RunConfig
@@ -92,7 +93,7 @@ def test_every_setting_is_described_in_the_help():
 
 
 def test_all_shipped_configs_are_valid():
-    others = {"sft.yaml": SftConfig, "eval.yaml": EvaluationConfig}
+    others = {"sft.yaml": SftConfig, "eval.yaml": EvaluationConfig, "analyse.yaml": AnalyseConfig}
     for path in sorted(Path(sys.modules["configs"].__path__[0]).glob("*.yaml")):
         assert load_as(others.get(path.name, RunConfig), path)
 
