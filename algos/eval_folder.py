@@ -30,7 +30,7 @@ from configs.loader import ConfigError, dump, load_as
 
 SETTINGS, ATTEMPTS, EPISODES, TRANSCRIPTS = "config.yaml", "attempts.jsonl", "episodes.jsonl", "transcripts"
 _MAY_CHANGE: dict[str, Any] = {
-    "runs": True,
+    **dict.fromkeys(("runs", "name", "dir"), True),
     "sandbox": {"actors", "concurrency", "pool", "retries", "root"},
     "engine": {"replicas", "threads"},
 }
