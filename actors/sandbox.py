@@ -243,7 +243,7 @@ class SandboxActor:
         task = spec.task
         if session.transcript is None and task.wants_transcript:
             raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
-        told = Told(session.final_message, session.transcript or "")
+        told = Told(session.final_message, (session.transcript or "") if task.wants_transcript else "")
         try:
             frozen = await sandbox.freeze()
             verdict = None

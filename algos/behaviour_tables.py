@@ -14,6 +14,8 @@ from algos.score_tables import Table, page, with_error
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#bbbb44")
 
+_FAULT = 200
+
 
 @dataclass(slots=True)
 class Series:
@@ -27,6 +29,10 @@ class Series:
     scores: list[Mapping[str, float]] = field(default_factory=list)
     """A judge's grades of a sample, in [0, 1]."""
     judged_tasks: list[str] = field(default_factory=list)
+    ungraded: int = 0
+    """Episodes of the sample that the judge could not grade."""
+    fault: str = ""
+    """Why the last of them."""
 
     def figure(self, indicator: str) -> Figure:
         """The pooled rate, tasks being the sample."""
@@ -46,6 +52,7 @@ class Series:
             "without_words": self.without_words,
             "indicators": {name: asdict(self.figure(name)) for name in names},
             "judged_episodes": len(self.scores),
+            "ungraded_episodes": self.ungraded,
             "dimensions": {name: asdict(self.score(name)) for name in dimensions} if self.scores else {},
         }
 
@@ -73,6 +80,11 @@ def dimension_table(series: Sequence[Series], dimensions: Mapping[str, str]) -> 
         made.rows.append((0, (name.replace("_", " "), *(with_error(one.score(name)) for one in series))))
     made.notes.extend(f"{name.replace('_', ' ')}: {meaning}" for name, meaning in dimensions.items())
     made.notes.append("Grades of 1 to 5 points as (points - 1) / 4, over a sample of " + _sampled(series) + ".")
+    made.notes.extend(
+        f"{one.name}: {one.ungraded} episodes got no grade and are left out: {one.fault[:_FAULT]}"
+        for one in series
+        if one.ungraded
+    )
     return made
 
 

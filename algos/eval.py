@@ -132,6 +132,7 @@ def _sets(config: EvaluationConfig, folder: Path) -> tuple[dict[str, list[Task]]
     """The tasks of every set, and what was left out. Raises ConfigError."""
     from envs.harnesses.base import check_tools, check_variables
     from envs.harnesses.registry import harness
+    from envs.judge.judge import check_judge
     from envs.tasks.sets import load_set
 
     found: dict[str, list[Task]] = {}
@@ -140,6 +141,7 @@ def _sets(config: EvaluationConfig, folder: Path) -> tuple[dict[str, list[Task]]
         try:
             found[name], left_out = load_set(config.tasks[name], folder / "tasks" / name)
             check_variables(found[name])
+            check_judge(found[name], config.judge)
         except (ValueError, OSError) as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
         skipped += left_out

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from configs.base import Config
+from configs.judge import JudgeConfig
 
 
 class StageConfig(Config):
@@ -36,3 +37,7 @@ class AnalyseConfig(Config):
         None,
         description="Folder with the tokenizer of the trees; none: that of the place's newest checkpoint or model.",
     )
+    judge: JudgeConfig | None = Field(
+        None, description="Grades a sample of the episodes in six dimensions of behaviour; none: only the indicators."
+    )
+    judged: int = Field(40, ge=1, description="Episodes of each place that the judge grades.")

@@ -30,7 +30,7 @@ def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
         groups = [one for one in (field.annotation, *get_args(field.annotation)) if _is_group(one)]
         if not groups or groups[0] is not field.annotation:
             yield key, field
-        if groups and get_origin(field.annotation) is not list:
+        if groups and get_origin(field.annotation) not in (list, dict):
             yield from fields(groups[0], key + ".")
 
 
@@ -191,10 +191,6 @@ def _group_at(model: type[BaseModel], place: tuple[Any, ...]) -> type[BaseModel]
         inner = [arg for arg in (named.get(part), *get_args(named.get(part))) if _is_group(arg)]
         model = inner[0] if inner else model
     return model
-
-
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _plain(value: Any) -> Any:

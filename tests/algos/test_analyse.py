@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from judge_api import endpoint
 from message_rows import USER, desk_row, heard, said
 
 from actors.rendering import Rendering
 from algos.analyse import main
 from algos.behaviour import indicators
+from algos.behaviour_rubric import DIMENSIONS, RUBRIC
 from algos.behaviour_tables import Series, dimension_table, radar
 from algos.conversations import tree_of
 from algos.score_tables import markdown
@@ -190,6 +192,61 @@ def test_a_damaged_tree_is_read_from_its_transcript_or_counted(tmp_path, tokeniz
     (place / "trees" / "step_000000" / "train0n0.tree").write_bytes(b"no tree")
     assert main([str(place), f"model={tokenizer}"]) == 0
     assert "a: 1 of 2 episodes have no words and are left out" in capsys.readouterr().out
+
+
+def by_a_judge(points):
+    """An endpoint's answer: so many points in every dimension, or what ``points`` gives for what is asked."""
+
+    def answer(number, body):
+        given = points(body) if callable(points) else points
+        if not isinstance(given, int) or given > 5:
+            return given
+        return json.dumps({"criteria": [{"id": name, "reason": "", "score": given} for name in DIMENSIONS]})
+
+    return answer
+
+
+def test_a_judge_grades_a_sample_in_six_dimensions_from_0_to_1(tmp_path, tokenizer, capsys):
+    before = put(tmp_path / "before", tokenizer, [FAILING] * 4, kind="transcript")
+    calm = [USER, said("", "cat b.txt"), heard("1"), said("Done.")]
+    after = put(tmp_path / "after", tokenizer, [calm] * 4, kind="transcript")
+    with endpoint(by_a_judge(lambda body: 2 if "No such file" in str(body) else 5)) as made:
+        judge = [f"judge.url={made.url}", "judge.model=m", "judge.votes=2", "judge.cache=", "judged=3"]
+        assert main([str(before), str(after), *judge]) == 0
+    assert len(made.asked) == 2 * 3 * 2
+    told = capsys.readouterr().out
+    for name in DIMENSIONS:
+        assert f"| **{name.replace('_', ' ')}** | 0.250 ± 0.000 | 1.000 ± 0.000 |" in told
+    assert "over a sample of 3 episodes of before, 3 episodes of after" in told
+    assert "12 requests" in told
+    assert "<svg" in (after / "behaviour.html").read_text()
+    plain = json.loads((after / "behaviour.json").read_text())
+    assert plain["places"][0]["dimensions"]["error_recovery"]["value"] == 0.25
+
+
+def test_an_episode_that_the_judge_cannot_grade_is_counted_and_no_zero(tmp_path, tokenizer, capsys):
+    talks = [FAILING, [{"role": "user", "content": "unspeakable"}, said("Done.")]]
+    place = put(tmp_path / "a", tokenizer, talks, kind="transcript")
+    with endpoint(by_a_judge(lambda body: 400 if "unspeakable" in str(body) else 5)) as made:
+        assert main([str(place), f"judge.url={made.url}", "judge.model=m", "judge.cache="]) == 0
+    told = capsys.readouterr().out
+    assert "a: 1 episodes got no grade and are left out: the judge at" in told
+    assert "| **state tracking** | 1.000 |" in told
+
+
+@pytest.mark.parametrize("points", [0, "no JSON", 401])
+def test_a_judge_that_grades_nothing_is_an_error(tmp_path, tokenizer, capsys, points):
+    place = put(tmp_path / "a", tokenizer, [FAILING], kind="transcript")
+    with endpoint(by_a_judge(points)) as made:
+        assert main([str(place), f"judge.url={made.url}", "judge.model=m", "judge.cache="]) == 2
+    assert "the judge graded none of 1 episodes" in capsys.readouterr().err
+
+
+def test_every_dimension_says_what_its_points_mean():
+    assert len(DIMENSIONS) == 6
+    for criterion in RUBRIC.criteria:
+        assert criterion.scale == "points"
+        assert all(f"{points}: " in criterion.text for points in (1, 3, 5))
 
 
 def graded(name, value):
