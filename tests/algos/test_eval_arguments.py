@@ -13,6 +13,8 @@ from algos.eval import main
 from algos.runlog import line
 from configs.eval import EvaluationConfig
 from configs.loader import ConfigError, dump
+from envs.tasks import clawgym
+from envs.tasks.draft import Draft
 from envs.tasks.task import Task
 
 RINGS = "rings=[{name: a, harnesses: [{name: agent_loop}]}]"
@@ -76,6 +78,14 @@ def test_wrong_settings_are_told_before_anything_starts(capsys, model, tmp_path,
     arguments = [f"model.path={model}", f"dir={tmp_path / 'evals'}", *SMALL, setting, "--dry-run"]
     assert says in error_of(capsys, *arguments)
     assert not (tmp_path / "evals").exists()
+
+
+def test_tasks_that_need_a_judge_are_told_before_anything_starts(capsys, model, tmp_path):
+    rubric = {"criteria": [{"id": "a", "text": "It is good."}]}
+    clawgym.write_draft(Draft("here", "t1", "Do it.", {}, rubric=rubric), tmp_path / "tasks" / "t1")
+    arguments = [f"model.path={model}", f"dir={tmp_path}", *SMALL, f"tasks={{one: {{path: {tmp_path / 'tasks'}}}}}"]
+    assert "judge" in error_of(capsys, *arguments, "--dry-run")
+    assert main([*arguments, "--dry-run", "judge.url=http://127.0.0.1:1/v1", "judge.model=m"]) == 0
 
 
 def test_a_model_that_is_none_is_told(capsys, tmp_path):
