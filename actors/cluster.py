@@ -37,7 +37,8 @@ class PartLostError(RuntimeError):
 class Cluster:
     """Handles to engine, proxy, sandbox actors, tree builders and learner of one run.
 
-    ``engine``: None where an endpoint samples, which takes no weights and has no counters of its own.
+    ``engine``: None where an endpoint samples, which takes no weights and has no counters of its own. ``learner``: None
+    where nothing is trained.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class Cluster:
         engine: Any,
         proxy: Any,
         builders: Builders,
-        learner: LearnerGroup,
+        learner: LearnerGroup | None,
         sandboxes: Sequence[Any],
     ) -> None:
         self._run_dir = run_dir
         self._engine = engine
         self._proxy = proxy
         self._builders = builders
-        self._learner = learner
+        self._optional_learner = learner
         self._sandboxes = list(sandboxes)
         self._busy = [0] * len(sandboxes)
         self._plans: dict[int, dict[str, str]] = {}
@@ -63,6 +64,11 @@ class Cluster:
     def deaths(self) -> Counter[str]:
         """How often a call met a dead part, by part."""
         return self._deaths
+
+    @property
+    def _learner(self) -> LearnerGroup:
+        assert self._optional_learner is not None, "got a call to the learner of a run that trains nothing"
+        return self._optional_learner
 
     async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:
         """On the sandbox actor with the fewest episodes; one that dies gives status ``failed``."""

@@ -1,48 +1,29 @@
 """The coordinator: rollouts run ahead of the learner within the staleness bound, and every episode is accounted for.
 
 Invariants: rollouts of step ``s`` start only when the engine serves at least version ``s - max_staleness``; an
-evaluation sees one version of the policy, since nothing is trained while it runs; the statuses of a step's
-episodes add up to the number that the schedule asked for.
+evaluation that training waits for sees one version of the policy, and the row of one that it does not wait for says
+which versions it saw; the statuses of a step's episodes add up to the number that the schedule asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from actors.assignment import Assignment
+from actors.episodes import EpisodeParts, Finished, episode_row, gather_or_cancel, run_to_end, stop_if_all_failed
 from actors.schedule import Schedule, evaluation
 from configs.schema import RunConfig
-from envs.episode import EpisodeOutcome, EpisodeSpec
+from envs.episode import EpisodeSpec
 from envs.harnesses.sets import apart, harnesses, neighbours
 from envs.tasks.task import Task
 
-_LOG_CHARACTERS = 600
 
-
-class NothingWorksError(RuntimeError):
-    """All episodes of a step or an evaluation failed; the message holds the reason of one of them."""
-
-
-class Parts(Protocol):
+class Parts(EpisodeParts, Protocol):
     """What the coordinator steers: the actors of one run, behind calls that survive their restarts."""
-
-    async def run_episode(self, spec: EpisodeSpec) -> EpisodeOutcome:
-        """Run once; infrastructure trouble comes back as status ``failed``."""
-        ...
-
-    async def build_tree(self, spec: EpisodeSpec, outcome: EpisodeOutcome) -> dict[str, Any] | None:
-        """Finish the episode's tree and send it to the learner; None: its records are lost."""
-        ...
-
-    async def discard(self, spec: EpisodeSpec) -> None:
-        """Forget the calls of an episode that failed."""
-        ...
 
     async def train(self, step: int, groups: Mapping[str, str]) -> dict[str, float]:
         """Learn from the episodes (id -> group) of a step and publish version ``step + 1``."""
@@ -74,17 +55,6 @@ class Log(Protocol):
     def evaluation(self, done: int, total: int, name: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """An episode with what its tree came to. ``tree`` is None for failed episodes and for evaluations that failed."""
-
-    spec: EpisodeSpec
-    outcome: EpisodeOutcome
-    tree: dict[str, Any] | None
-    failures: tuple[str, ...] = ()
-    """Why earlier attempts failed."""
-
-
 class Coordinator:
     """Drives one run from ``start`` (steps already trained) to ``config.steps``."""
 
@@ -106,6 +76,7 @@ class Coordinator:
         self._eval_sets = eval_sets
         self._start = start
         self._version = start
+        self._logged = start
         self._newer = asyncio.Condition()
         capacity = config.sandbox.actors * config.sandbox.concurrency
         self._slots = asyncio.Semaphore(capacity)
@@ -113,6 +84,8 @@ class Coordinator:
         self._schedule = schedule_of(config, train_tasks)
         self._collected: dict[int, asyncio.Queue[Finished | Exception]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._beside: asyncio.Task[None] | None = None
+        """The evaluation that training does not wait for."""
 
     async def run(self) -> None:
         """Evaluate, train, evaluate. Raises what a part raises for good; nothing is left running."""
@@ -124,11 +97,14 @@ class Coordinator:
                 await self._one_step(step, rollouts)
         finally:
             rollouts.cancel()
-            for task in list(self._running):
+            left = [*self._running, *([self._beside] if self._beside is not None else [])]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(rollouts, *self._running, return_exceptions=True)
+            await asyncio.gather(rollouts, *left, return_exceptions=True)
 
     async def _one_step(self, step: int, rollouts: asyncio.Task[None]) -> None:
+        if self._beside is not None and self._beside.done():
+            self._beside.result()
         began = time.monotonic()
         finished = await self._collect(step, rollouts)
         stop_if_all_failed(finished, f"step {step + 1}")
@@ -146,11 +122,16 @@ class Coordinator:
         row["seconds/train"] = trained - began - waited
         row["seconds/update"] = time.monotonic() - trained
         last = step + 1 == self._config.steps
-        if last or (self._config.eval.every and (step + 1) % self._config.eval.every == 0):
+        if last:
+            if self._beside is not None:
+                await self._beside
             row |= await self._evaluate(step + 1)
+        elif self._config.eval.every and (step + 1) % self._config.eval.every == 0:
+            row |= await self._evaluate(step + 1) if self._config.eval.wait else self._evaluate_beside(step + 1)
         row |= await self._parts.statistics()
         row["seconds/step"] = time.monotonic() - began
         self._log.step(row)
+        self._logged = step + 1
         # After the row: a run that is killed in between goes on before this step, whose row is then written again.
         if last or (step + 1) % self._config.checkpoint.every == 0:
             await self._parts.checkpoint(step + 1, row.get("eval/heldout/reward_greedy"), wait=last)
@@ -200,37 +181,41 @@ class Coordinator:
             queue.put_nowait(error)
 
     async def _episode(self, spec: EpisodeSpec, slots: asyncio.Semaphore) -> Finished:
-        """One episode, on a fresh sandbox again when infrastructure failed; logged once. Begins with a slot held."""
-        failures: list[str] = []
-        for attempt in range(self._config.sandbox.retries + 1):
-            if attempt:
-                await slots.acquire()
-            tried = replace(spec, attempt=attempt)
-            try:
-                outcome = await self._parts.run_episode(tried)
-            finally:
-                # The tree may wait for the learner, which takes none while it trains: the sandbox is free already.
-                slots.release()
-            tree = None
-            if outcome.status != "failed":
-                tree = await self._parts.build_tree(tried, outcome)
-                if tree is None:
-                    outcome = replace(outcome, status="failed", reason="call records lost", reward=None, grade=None)
-            if outcome.status != "failed":
-                break
-            failures.append(outcome.reason)
-            await self._parts.discard(tried)
-        if tree is not None and tree["dropped"]:
-            outcome = replace(outcome, status="dropped", reason=str(tree["dropped"]))
-        finished = Finished(spec, outcome, tree, tuple(failures[: self._config.sandbox.retries]))
+        """One episode to its end, logged once. Begins with a slot held."""
+        finished = await run_to_end(self._parts, spec, slots, self._config.sandbox.retries)
         self._log.episode(episode_row(finished))
         return finished
 
+    def _evaluate_beside(self, step: int) -> dict[str, float]:
+        """Begin an evaluation that training goes on beside; one that comes due while another runs is left out.
+
+        Its row comes when it ends: ``eval/step`` is when it began, ``eval/version_first`` and ``_last`` are the oldest
+        and the newest version of which it has tokens, and ``step`` is the last step before the row.
+        """
+        if self._beside is not None and not self._beside.done():
+            return {"eval/skipped": 1}
+
+        async def measure() -> None:
+            began = time.monotonic()
+            finished = await self._measure(step)
+            trees = [f.tree for f in finished if f.tree is not None and f.tree["version"] is not None]
+            row: dict[str, Any] = {"step": self._logged, "policy_version": self._version, "eval/step": step}
+            row["eval/version_first"] = min((tree["version"] for tree in trees), default=None)
+            row["eval/version_last"] = max((tree["version_last"] for tree in trees), default=None)
+            self._log.step(row | evaluation_means(finished) | {"seconds/eval_beside": time.monotonic() - began})
+
+        self._beside = asyncio.create_task(measure())
+        return {}
+
     async def _evaluate(self, step: int) -> dict[str, float]:
-        """Greedy and sampled reward on every evaluation set, by family, under one version of the policy."""
+        """Means of an evaluation under one version of the policy."""
+        began = time.monotonic()
+        return evaluation_means(await self._measure(step)) | {"seconds/eval": time.monotonic() - began}
+
+    async def _measure(self, step: int) -> list[Finished]:
+        """The episodes of an evaluation, greedy and sampled: before and after training on every set."""
         config = self._config.eval
         full = step in (0, self._config.steps)
-        began = time.monotonic()
         specs: list[EpisodeSpec] = []
         for name, tasks in self._eval_sets.items():
             if not full and name != "heldout":
@@ -258,7 +243,7 @@ class Coordinator:
 
         finished = await gather_or_cancel([one(spec) for spec in specs])
         stop_if_all_failed(finished, f"the evaluation after step {step}")
-        return evaluation_means(finished) | {"seconds/eval": time.monotonic() - began}
+        return finished
 
 
 def schedule_of(config: RunConfig, tasks: Sequence[Task]) -> Schedule:
@@ -284,66 +269,9 @@ def assignment_of(config: RunConfig) -> Assignment:
     )
 
 
-async def gather_or_cancel(coroutines: Sequence[Any]) -> list[Any]:
-    """Like ``asyncio.gather``; when one fails the others are cancelled and awaited before its error is raised."""
-    tasks = [asyncio.create_task(c) for c in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def stop_if_all_failed(finished: Sequence[Finished], when: str) -> None:
-    """Raise NothingWorksError when there are episodes and every one of them failed."""
-    if finished and all(f.outcome.status == "failed" for f in finished):
-        raise NothingWorksError(
-            f"every one of the {len(finished)} episodes of {when} failed, attempts on fresh sandboxes included; "
-            f"the last said: {finished[-1].outcome.reason[:_LOG_CHARACTERS]}"
-        )
-
-
 def trainable(finished: Finished) -> bool:
     """Whether an episode reaches the learner; whether truncated ones are trained is the learner's setting."""
     return finished.outcome.status in ("completed", "truncated")
-
-
-def episode_row(finished: Finished) -> dict[str, Any]:
-    """The line of ``episodes.jsonl``."""
-    spec, outcome, tree = finished.spec, finished.outcome, finished.tree
-    return {
-        "id": spec.id,
-        "step": spec.step,
-        "split": spec.split,
-        "task": spec.task.id,
-        "family": spec.task.metadata.get("family"),
-        "harness": spec.harness,
-        "seed": spec.seed,
-        "group": spec.group,
-        "version": tree and tree["version"],
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "reward": outcome.reward,
-        "grade": outcome.grade,
-        "clean_end": outcome.clean_end,
-        "retries": len(finished.failures),
-        "failures": list(finished.failures),
-        "calls": outcome.calls,
-        "leaves": tree and tree["leaves"],
-        "tokens_prompt": outcome.prompt_tokens,
-        "tokens_sampled": outcome.sampled_tokens,
-        "tokens_trained": tree["tokens_trained"] if tree and spec.split == "train" else 0,
-        "seconds": outcome.seconds,
-        "exit_code": outcome.exit_code,
-        "flags": list(outcome.flags),
-        "mcp": list(outcome.mcp),
-        "judge": outcome.judge,
-        "log": outcome.log[-_LOG_CHARACTERS:],
-        "report": tree if spec.split == "train" else None,
-    }
 
 
 def summarise(finished: Sequence[Finished]) -> dict[str, float]:

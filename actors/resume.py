@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.coordinator import Finished, schedule_of
+from actors.coordinator import schedule_of
+from actors.episodes import Finished
 from configs.schema import RunConfig
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.tasks.task import Task

@@ -130,7 +130,7 @@ class SandboxActor:
                 session_id(spec),
                 temperature=spec.temperature,
                 seed=spec.seed,
-                transcript=spec.task.wants_transcript,
+                transcript=spec.transcript or spec.task.wants_transcript,
             )
             session = await self._proxy.open_session(asked)
         closed: Summary | None = None
@@ -175,7 +175,8 @@ class SandboxActor:
             outcome = await self._graded(spec, sandbox, finished, closed, seconds)
             if outcome.status != "failed":
                 outcome = replace(outcome, status=status, reason=reason)
-            return replace(outcome, flags=noted, mcp=tuple(servers.log.rows))
+            said = closed.transcript if spec.transcript else None
+            return replace(outcome, flags=noted, mcp=tuple(servers.log.rows), transcript=said)
         finally:
             await asyncio.shield(self._clean_up(session["key"] if closed is None else None, sandbox, servers, seconds))
 
@@ -247,7 +248,7 @@ class SandboxActor:
         task = spec.task
         if session.transcript is None and task.wants_transcript:
             raise TranscriptLostError("the transcript that the grader is to get was lost with a replica of the proxy")
-        told = Told(session.final_message, session.transcript or "")
+        told = Told(session.final_message, (session.transcript or "") if task.wants_transcript else "")
         try:
             frozen = await sandbox.freeze()
             verdict = None

@@ -51,7 +51,7 @@ class StartError(RuntimeError):
 async def started(config: RunConfig, run_dir: Path, model: Path, start: int = 0) -> AsyncIterator[Cluster]:
     """All parts, up and answering, at version ``start``: that of the newest checkpoint in the run folder, 0 for none.
 
-    ``model``: the policy's folder. Raises StartError.
+    ``model``: the policy's folder. Where ``config.steps`` is 0 there is no learner. Raises StartError.
     """
     run_dir, model = run_dir.resolve(), model.resolve()
     if config.sandbox.root is not None:
@@ -111,12 +111,11 @@ def connect() -> None:
 
 
 async def _start(config: RunConfig, run_dir: Path, model: Path, start: int, rooms: Path, actors: list[Any]) -> Cluster:
-    ranks = _ranks(config, run_dir, model, f"{rooms.name}-learner")
-    learner = LearnerGroup(ranks)
+    ranks = _ranks(config, run_dir, model, f"{rooms.name}-learner") if config.steps else []
+    learner = LearnerGroup(ranks) if ranks else None
+    sink = LearnerByName(f"{rooms.name}-learner-0") if ranks else None
     shards = [
-        ray.remote(TreeBuilderActor)
-        .options(num_cpus=0, max_restarts=-1)
-        .remote(run_dir, LearnerByName(f"{rooms.name}-learner-0"), config.trees)
+        ray.remote(TreeBuilderActor).options(num_cpus=0, max_restarts=-1).remote(run_dir, sink, config.trees)
         for _ in range(config.trees.builders)
     ]
     builders = Builders(shards)
@@ -136,13 +135,15 @@ async def _start(config: RunConfig, run_dir: Path, model: Path, start: int, room
     return Cluster(run_dir, engine, proxy, builders, learner, sandboxes)
 
 
-async def _loaded_and_served(learner: LearnerGroup, weights: Path, start: int, serving: Callable[[], _T]) -> _T:
-    """What ``serving`` returns, with the learner at version ``start`` and no engine at any other.
+async def _loaded_and_served(learner: LearnerGroup | None, weights: Path, start: int, serving: Callable[[], _T]) -> _T:
+    """What ``serving`` returns, with the learner, if there is one, at version ``start`` and no engine at any other.
 
     An engine begins with the newest weights that are published and never goes back. Where a killed run has published
     some after its last checkpoint, the learner must have published its own before an engine looks; otherwise both can
     start at the same time. Raises StartError.
     """
+    if learner is None:
+        return await asyncio.to_thread(serving)
     loading = asyncio.create_task(learner.load())
     try:
         if (weights / "LATEST").exists():
@@ -212,7 +213,7 @@ def _serve(
         weights=run_dir / "weights",
         board=board,
         logs=run_dir / "engine",
-        beside=_gpus(config.learner) * config.learner.ranks,
+        beside=_gpus(config.learner) * config.learner.ranks if config.steps else 0,
     )
     app = (
         cast(Any, Proxy)

@@ -36,7 +36,8 @@ class TreeBuilderActor:
     for longest is forgotten, and told again by the proxy when it ends.
     """
 
-    def __init__(self, run_dir: Path, learner: TreeSink, config: TreesConfig) -> None:
+    def __init__(self, run_dir: Path, learner: TreeSink | None, config: TreesConfig) -> None:
+        """``learner``: None where nothing is trained."""
         self._run_dir = run_dir
         self._learner = learner
         self._config = config
@@ -85,8 +86,9 @@ class TreeBuilderActor:
         """Build, filter and pack the tree of an ended session; send it to the learner if its split is ``train``.
 
         Returns:
-            A flat report (``version``, ``leaves``, ``dropped``, ``tokens_trained`` and counts named with a
-            slash, which a step adds up), or None when records are missing.
+            A flat report (``version`` and ``version_last``, the oldest and the newest that sampled, ``leaves``,
+            ``dropped``, ``tokens_trained`` and counts named with a slash, which a step adds up), or None when records
+            are missing.
         """
         builder = self._building.get(session) or TreeBuilder(session)
         refused = self._refused.get(session, set())
@@ -97,9 +99,10 @@ class TreeBuilderActor:
         tree.meta |= meta
         tree, report = filters.apply(tree, max_leaves=self._config.max_leaves, train_kinds=self._config.train_kinds)
         self.discard(session)
-        if meta["split"] == "train":
+        learnt = meta["split"] == "train"
+        if learnt or self._config.keep == "all":
             data = self._store(tree, meta)
-            if not report.dropped:
+            if learnt and not report.dropped:
                 await self._send(data)
         return flat_report(tree, report, len(refused) + len(builder.waiting()))
 
@@ -135,6 +138,8 @@ class TreeBuilderActor:
                 logger.warning("the trees of %s stay as they are: %s", folder, error)
 
     async def _send(self, data: bytes) -> None:
+        if self._learner is None:
+            return
         try:
             await self._learner.add(data)
         except RayActorError:
@@ -175,8 +180,10 @@ def _gather(folder: Path) -> None:
 
 def flat_report(tree: Tree, report: filters.Report, refused: int) -> dict[str, Any]:
     """The report of one tree as flat rows: tokens sampled by kind, kept and removed by reason, add up."""
+    versions = [span.version for node in tree.calls() for span in node.versions]
     row: dict[str, Any] = {
-        "version": min((span.version for node in tree.calls() for span in node.versions), default=None),
+        "version": min(versions, default=None),
+        "version_last": max(versions, default=None),
         "leaves": report.leaves,
         "dropped": report.dropped,
         "tokens_trained": report.kept.tokens,

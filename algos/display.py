@@ -91,7 +91,7 @@ class LiveDisplay:
         """A finished step, or the evaluation before the first."""
         greedy = row.get("eval/heldout/reward_greedy")
         if greedy is not None:
-            self._greedy.append((row["step"], greedy))
+            self._greedy.append((row.get("eval/step", row["step"]), greedy))
         for stage, key in _STAGES.items():
             self._seconds[stage] += row.get(key, 0.0)
         self._progress.update(self._task, completed=row["step"])

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
     before = last_checkpoint(folder) if resume else 0
     evaluation = f"{config.eval.tasks} tasks of each set" + (" before and after" if config.steps else "")
     if config.eval.every and config.steps:
-        evaluation = f"every {config.eval.every} steps, {evaluation}"
+        beside = "" if config.eval.wait else ", beside the training"
+        evaluation = f"every {config.eval.every} steps{beside}, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
     tasks = config.tasks.path or f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
@@ -117,8 +119,8 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         keeps += f", and the best {config.checkpoint.keep_best}"
         if not _scored(config):
             keeps += (
-                " (none: no step before the last has both a checkpoint and an evaluation on held-out tasks; see "
-                "checkpoint.every, eval.every and checkpoint.keep_best)"
+                " (none: no step before the last has both a checkpoint and an evaluation on held-out tasks that "
+                "training waits for; see checkpoint.every, eval.every, eval.wait and checkpoint.keep_best)"
             )
     policy = config.model.path or f"the tiny policy of the cold start ({config.coldstart.kind}; kept in a cache)"
     return "\n".join(
@@ -142,7 +144,7 @@ def _scored(config: RunConfig) -> bool:
     """Whether a checkpoint before the last has a score by which the best are told."""
     evaluated = config.tasks.path is None or config.tasks.heldout
     both = math.lcm(config.eval.every, config.checkpoint.every)
-    return bool(evaluated) and 0 < both < config.steps
+    return bool(evaluated) and config.eval.wait and 0 < both < config.steps
 
 
 def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> int:
@@ -160,7 +162,7 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
             if not resume:
                 write_settings(config, folder, display)
             model = _policy(config, display)
-            asyncio.run(_interruptible(_run(config, folder, sets, model, resume, alike, display)))
+            asyncio.run(interruptible(_run(config, folder, sets, model, resume, alike, display)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted = True
         except (RunError, ConfigError) as error:
@@ -184,7 +186,7 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
     return 0
 
 
-async def _interruptible(work: Any) -> None:
+async def interruptible(work: Coroutine[Any, Any, None]) -> None:
     """Turn the first SIGINT or SIGTERM into a cancellation, so that every part is taken down in order."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
@@ -274,7 +276,8 @@ async def _run(
     from ray.exceptions import RayTaskError
 
     from actors.cluster import PartLostError
-    from actors.coordinator import Coordinator, NothingWorksError
+    from actors.coordinator import Coordinator
+    from actors.episodes import NothingWorksError
     from actors.one_writer import hold
     from actors.resume import taken_over
     from actors.start import StartError, started
@@ -304,16 +307,17 @@ async def _run(
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
     except RayTaskError as error:
-        (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
-        raise RunError(f"{_cause(error)} (where it happened: {folder / 'fault.txt'})") from None
+        raise fault_of_a_part(folder, error) from None
     finally:
         log.close()
 
 
-def _cause(error: Any) -> str:
-    """What was raised in another process, in one line."""
+def fault_of_a_part(folder: Path, error: Any) -> RunError:
+    """What was raised in another process, in one line; the whole of it is left in ``fault.txt``."""
+    (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
     words = str(error.cause).strip().splitlines()
-    return f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
+    first = f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
+    return RunError(f"{first} (where it happened: {folder / 'fault.txt'})")
 
 
 def _policy(config: RunConfig, display: Any) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,7 +77,7 @@ def rewind(folder: Path, steps: int, episodes: Collection[str] = ()) -> None:
     ended = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps) or row["id"] in episodes]
     for name, rows in (("metrics.jsonl", metrics), ("episodes.jsonl", ended)):
         partial = folder / f".{name}.partial"
-        partial.write_text("".join(_line(row) for row in rows), encoding="utf-8")
+        partial.write_text("".join(line(row) for row in rows), encoding="utf-8")
         partial.replace(folder / name)
 
 
@@ -86,13 +86,14 @@ def _belongs(row: dict[str, Any], steps: int) -> bool:
     return row["step"] < steps if row["split"] == "train" else row["step"] <= steps
 
 
-def _line(row: dict[str, Any]) -> str:
+def line(row: Mapping[str, Any]) -> str:
+    """A row as it stands in a file."""
     # Agents have a say in the texts: half of a surrogate pair, which no file holds, must not end a run.
     return json.dumps(_finite(row), ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
 def _write(file: Any, row: dict[str, Any]) -> None:
-    file.write(_line(row))
+    file.write(line(row))
     file.flush()
 
 

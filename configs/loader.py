@@ -30,7 +30,7 @@ def fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
         groups = [one for one in (field.annotation, *get_args(field.annotation)) if _is_group(one)]
         if not groups or groups[0] is not field.annotation:
             yield key, field
-        if groups and get_origin(field.annotation) is not list:
+        if groups and get_origin(field.annotation) not in (list, dict):
             yield from fields(groups[0], key + ".")
 
 
@@ -65,15 +65,16 @@ def dump(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False)
 
 
-def describe(model: type[BaseModel] = RunConfig, file: Path = QUICKSTART) -> str:
+def describe(model: type[BaseModel] = RunConfig, file: Path | None = None) -> str:
     """One line per setting: key, default, the value of ``file`` where it is another, type, meaning."""
     lines = []
-    values = _flat(_read(file, model))
+    file = file or (QUICKSTART if model is RunConfig else None)
+    values = {} if file is None else _flat(_read(file, model))
     for key, field in fields(model):
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else yaml.safe_dump(_plain(default), default_flow_style=True)
         shown = shown.replace("\n...", "").strip()
-        other = f"   {file.stem}: {values[key]}" if values.get(key, default) != default else ""
+        other = f"   {file.stem}: {values[key]}" if file is not None and values.get(key, default) != default else ""
         lines.append(f"  {key} = {shown}{other}   ({_type_name(field.annotation)})\n      {field.description}")
     return "\n".join(lines)
 
@@ -175,15 +176,30 @@ def _explain(error: ValidationError, where: str, model: type[BaseModel]) -> str:
         if fault["type"] == "model_type":
             said = "expected a group of settings such as {name: ...}"
         if fault["type"] == "extra_forbidden":
-            # Only groups in a list come here: what is unknown elsewhere was found before.
-            group = get_args(dict(fields(model))[str(fault["loc"][0])].annotation)[0]
+            # Only groups in lists and mappings come here: what is unknown elsewhere was found before.
+            group = _group_at(model, fault["loc"][:-1])
             known = [f"{place.rpartition('.')[0]}.{key}" for key, _ in fields(group)]
             place, said = "", f"unknown key {place!r}{_nearest(place, known)}"
         lines.append(f"{where}: {place + ': ' if place else ''}{said}{got}")
     return "\n".join(lines)
 
 
+def _group_at(model: type[BaseModel], place: tuple[Any, ...]) -> type[BaseModel]:
+    """The group of settings at a place in ``model``, through lists and mappings of groups."""
+    for part in place:
+        named = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        inner = [arg for arg in (named.get(part), *get_args(named.get(part))) if _is_group(arg)]
+        model = inner[0] if inner else model
+    return model
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -213,6 +213,10 @@ class TreesConfig(Config):
     builder_mb: int = Field(
         1024, ge=1, description="MiB that one builder holds of unfinished episodes; above it the proxy tells one again."
     )
+    keep: Literal["train", "all"] = Field(
+        "train",
+        description="Whose trees are kept: all takes in those of evaluations, whose tasks are not to be trained.",
+    )
     keep_steps: int | None = Field(None, ge=1, description="Steps whose trees stay on disk; none: all.")
 
 
@@ -234,6 +238,11 @@ class EvalConfig(Config):
     tasks: int = Field(96, ge=1, description="Tasks of each evaluation set, before and after.")
     curve_tasks: int = Field(32, ge=1, description="Tasks of the evaluations in between.")
     sampled: bool = Field(True, description="Also at the training temperature, not only greedy.")
+    wait: bool = Field(
+        True,
+        description="Training waits for the evaluations in between, which then see one version of the policy; false: "
+        "it goes on, an evaluation sees new weights come, and its row says which versions.",
+    )
 
 
 class CheckpointConfig(Config):

@@ -25,6 +25,8 @@ class EpisodeSpec:
     """``train``, or the name of an evaluation set."""
     temperature: float = 1.0
     attempt: int = 0
+    transcript: bool = False
+    """Whether what was said is handed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,5 @@ class EpisodeOutcome:
     """Calls on MCP servers outside (``envs.mcp.tap``): server, tool, arguments, result_bytes, is_error, seconds."""
     judge: dict[str, Any] | None = None
     """What a judge said (``envs.judge.judge.Verdict``); None: none was asked."""
+    transcript: str | None = None
+    """JSON lines of what was said (``actors.transcript``); None where it was not asked for, or was lost."""

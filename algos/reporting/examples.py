@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from algos.behaviour import main_path
+from algos.behaviour import MAIN
 from algos.reporting.groups import Group
 from algos.reporting.kept import Kept
 from algos.reporting.runs import Run
-from trees.tree import Tree
+from trees.tree import Node, Tree
 from trees.viewer.catalogue import Catalogue
 from trees.viewer.page import standalone
 from trees.viewer.payload import describe
@@ -120,7 +120,7 @@ def _open(example: Example, trees: Kept, notes: list[str]) -> None:
 
 
 def _pieces(tree: Tree, words: Wording) -> Iterator[Piece]:
-    path = main_path(tree)
+    path = _main_path(tree)
     middle = len(path) - _PIECES
     for at, node in enumerate(path):
         if middle > 0 and _PIECES // 2 <= at < _PIECES // 2 + middle:
@@ -131,6 +131,13 @@ def _pieces(tree: Tree, words: Wording) -> Iterator[Piece]:
         most = _SAMPLED if node.sampled else _HEARD
         cut = max(0, len(text) - most)
         yield Piece(f"{text[: most // 2]} … {text[-most // 2 :]}" if cut else text, node.sampled, cut)
+
+
+def _main_path(tree: Tree) -> list[Node]:
+    """From the root to the newest call of the main line, or of the tree where it has no main line; may be empty."""
+    calls = tree.calls()
+    main = [call for call in calls if call.kind in MAIN] or calls
+    return [node for node in tree.path(main[-1].id) if len(node)] if main else []
 
 
 def _figure(row: dict[str, Any], key: str) -> float:

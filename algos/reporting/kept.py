@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from algos.behaviour import Indicators, indicators, total, turns
+from algos.behaviour import Rate, indicators, pooled, steps
 from algos.reporting.runs import Run
 from trees.viewer import wording
 from trees.viewer.catalogue import Catalogue, PlaceError
@@ -48,10 +48,10 @@ def add_behaviour(trees: Kept) -> None:
     rows = {int(row["step"]): row for row in trees.run.rows}
     for step, found in _by_step(trees):
         if step in rows:
-            rows[step] |= {f"behaviour/{name}": share for name, share in found.shares().items()}
+            rows[step] |= {f"behaviour/{name}": rate.value for name, rate in found.items() if rate.value is not None}
 
 
-def _by_step(trees: Kept) -> Iterator[tuple[int, Indicators]]:
+def _by_step(trees: Kept) -> Iterator[tuple[int, dict[str, Rate]]]:
     words = trees.words
     if words is None:
         return
@@ -64,13 +64,27 @@ def _by_step(trees: Kept) -> Iterator[tuple[int, Indicators]]:
     most = max(1, _READ // max(1, len(names)))
     for step, mine in names.items():
         chosen = [name for name in mine if name in there]
-        yield step, total(_read(trees, words, name) for name in chosen[:: max(1, -(-len(chosen) // most))])
+        yield step, pooled(_read(trees, words, name) for name in chosen[:: max(1, -(-len(chosen) // most))])
 
 
-def _read(trees: Kept, words: Wording, name: str) -> Indicators:
+def _read(trees: Kept, words: Wording, name: str) -> Mapping[str, Rate]:
     try:
         tree = trees.catalogue.open(name)
     except (OSError, ValueError):
         # A damaged tree is told where it is shown; here it is one of many.
-        return Indicators()
-    return indicators(turns(tree, lambda ids: words.text(ids.tolist())))
+        return {}
+    return indicators(steps(tree, _Whole(words)), workflow=())
+
+
+class _Whole:
+    """``algos.behaviour.Words`` without the policy's own template: a reply that something was heard after is a call."""
+
+    def __init__(self, words: Wording) -> None:
+        self._words = words
+
+    def said(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
+        text = self._words.text(ids)
+        return text, [("", text)]
+
+    def heard(self, ids: Sequence[int]) -> list[str]:
+        return [self._words.text(ids)]

@@ -138,14 +138,14 @@ BEHAVIOUR: list[Panel | Stack] = [
     ),
     Panel(
         "Failing calls",
-        "share of calls that an error answered; and of these the share that was said before",
-        [("behaviour/failing", "failing"), ("behaviour/repeated", "of these repeated")],
+        "share of calls that an error answered; and of these the share that was made again",
+        [("behaviour/failing", "failing"), ("behaviour/repeated_failing", "of these repeated")],
         _SHARE,
     ),
     Panel(
         "After an error",
-        "share of errors that the next call got over; share of episodes that ended on one",
-        [("behaviour/recovered", "recovered"), ("behaviour/given_up", "ended on it")],
+        "share of runs of failing calls after which one succeeded",
+        [("behaviour/recovered", "recovered")],
         _SHARE,
     ),
     Panel("Calls made again", "the same call, answered the same", [("behaviour/reread", "share")], _SHARE),

@@ -53,6 +53,10 @@ class Judge:
         most = self.config.evidence_chars
         material = await asyncio.to_thread(evidence, workspace, task.input_files, final_message, transcript, most)
         instruction = "\n\n".join([task.instruction, *(f"In a later session:\n{text}" for text in task.sessions)])
+        return await self.grade_words(instruction, rubric, material)
+
+    async def grade_words(self, instruction: str, rubric: Rubric, material: str) -> Verdict:
+        """Grade ``material``, in which nothing is trusted, by what was asked for. Raises JudgeError."""
         batches = [
             rubric.criteria[start : start + self.config.batch]
             for start in range(0, len(rubric.criteria), self.config.batch)

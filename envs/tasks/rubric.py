@@ -3,8 +3,8 @@
     {"criteria": [{"id": "total", "text": "The total is 91.", "weight": 2, "scale": "pass"}],
      "share": 1.0, "expected": "What a good outcome looks like."}
 
-``scale`` is ``pass`` (met or not) or ``fraction`` (0 to 1). ``share`` is the judge's part of the grade; the rest is
-that of ``reward/reward.sh``, which a task with share 1 need not have.
+``scale`` is ``pass`` (met or not), ``fraction`` (0 to 1) or ``points`` (1 to 5, as quarters from 0 to 1). ``share`` is
+the judge's part of the grade; the rest is that of ``reward/reward.sh``, which a task with share 1 need not have.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from envs.tasks.fields import Fields, line_of, parse_json, read_text
 
-Scale = Literal["pass", "fraction"]
-SCALES: tuple[Scale, ...] = ("pass", "fraction")
+Scale = Literal["pass", "fraction", "points"]
+SCALES: tuple[Scale, ...] = ("pass", "fraction", "points")
 FILE = "rubric.json"
 
 

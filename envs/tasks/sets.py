@@ -9,10 +9,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.eval import TaskSetConfig
 from configs.schema import EvalConfig, TasksConfig
 from envs.tasks import desk, formats, word
 from envs.tasks.clawgym import Loaded
 from envs.tasks.task import Task
+
+_BUILTIN = 96
+"""Built-in tasks of a set that names no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,22 @@ def load_path(tasks: TasksConfig, folder: Path) -> Loaded:
     assert tasks.path is not None
     scripted = tasks.graded_by == "script"
     return formats.load(tasks.path, folder, tasks.format, tasks.skip_bad, tasks.limit, scripted)
+
+
+def load_set(config: TaskSetConfig, folder: Path) -> tuple[list[Task], tuple[str, ...]]:
+    """The tasks of a set, built-in ones written under ``folder``, and which were left out and why.
+
+    Raises ValueError: nothing there, or broken tasks (file, field and what was expected).
+    """
+    if config.path is not None:
+        scripted = config.graded_by == "script"
+        loaded = formats.load(config.path, folder, config.format, config.skip_bad, config.limit, scripted)
+        return loaded.tasks, loaded.skipped
+    count = config.limit or _BUILTIN
+    if config.builtin == "word":
+        first = 0 if config.split == "train" else TasksConfig().train
+        return word.generate(folder, count, first=first), ()
+    return desk.write(desk.generate(config.split, count, config.seed, config.families, config.level), folder), ()
 
 
 def _desk(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: int) -> TaskSets:

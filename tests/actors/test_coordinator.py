@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.coordinator import Coordinator, Finished, NothingWorksError, evaluation_means, summarise
+from actors.coordinator import Coordinator, evaluation_means, summarise
+from actors.episodes import Finished, NothingWorksError
 from configs.loader import load
 from envs.episode import EpisodeOutcome
 from envs.tasks.task import Task
@@ -61,7 +62,14 @@ class Parts:
         if (spec.id, spec.attempt) in self.lost:
             return None
         dropped = self.faults.get(("drop", spec.id), "")
-        return {"version": self.version, "leaves": 1, "dropped": dropped, "tokens_trained": 5, "kind/main": 5}
+        return {
+            "version": self.version,
+            "version_last": self.version,
+            "leaves": 1,
+            "dropped": dropped,
+            "tokens_trained": 5,
+            "kind/main": 5,
+        }
 
     async def discard(self, spec):
         self.discarded.append((spec.id, spec.attempt))
@@ -139,6 +147,81 @@ async def test_an_evaluation_sees_one_version_only():
     assert "eval/heldout/reward_greedy" in log.steps[2]
     assert "eval/wording/reward_greedy" not in log.steps[2]
     assert "eval/wording/f0/reward_greedy" in log.steps[4]
+
+
+class Slow(Parts):
+    """Evaluations in between hang until ``until`` steps are trained."""
+
+    def __init__(self, until):
+        super().__init__()
+        self.until, self.hanging, self.enough = until, asyncio.Event(), asyncio.Event()
+
+    async def run_episode(self, spec):
+        if spec.split != "train" and 0 < spec.step < 6:
+            self.hanging.set()
+            await self.enough.wait()
+        return await super().run_episode(spec)
+
+    async def train(self, step, groups):
+        learned = await super().train(step, groups)
+        if len(self.trained) >= self.until:
+            self.enough.set()
+        return learned
+
+
+BESIDE = ("eval.wait=false", "steps=6", "eval.every=2", "checkpoint.every=2")
+
+
+async def test_training_goes_on_beside_an_evaluation_whose_row_says_which_versions_it_saw():
+    parts = Slow(until=5)
+    log = await asyncio.wait_for(run(parts, config(*BESIDE)), 10)
+    beside = [row for row in log.steps if "eval/step" in row]
+    assert [row["eval/step"] for row in beside] == [2]
+    assert beside[0]["eval/version_last"] >= beside[0]["eval/version_first"] >= 4
+    assert beside[0]["eval/heldout/reward_greedy"] == 1.0
+    # The one due at step 4 found the first still running.
+    assert [row["step"] for row in log.steps if "eval/skipped" in row] == [4]
+    steps = [row["step"] for row in log.steps]
+    assert steps == sorted(steps), "trackers take no step that goes back"
+    assert "eval/wording/reward_greedy" in log.steps[-1]
+    assert log.steps[-1]["step"] == 6
+
+
+async def test_the_evaluations_before_and_after_are_of_one_version_also_when_training_does_not_wait():
+    parts = Parts()
+    await run(parts, config(*BESIDE))
+    for _, version, step, split in parts.started:
+        if split != "train" and step in (0, 6):
+            assert version == step
+
+
+async def test_a_run_ends_when_the_evaluation_beside_its_last_steps_has():
+    parts = Slow(until=6)
+    log = await asyncio.wait_for(run(parts, config(*BESIDE)), 10)
+    assert [row.get("eval/step") for row in log.steps][-2:] == [2, None]
+
+
+async def test_an_evaluation_beside_training_in_which_nothing_works_stops_the_run():
+    parts = Parts()
+
+    async def run_episode(spec, ran=parts.run_episode):
+        done = await ran(spec)
+        return replace(done, status="failed", reason="no socket", reward=None) if spec.id.startswith("e00002") else done
+
+    parts.run_episode = run_episode
+    with pytest.raises(NothingWorksError, match="no socket"):
+        await asyncio.wait_for(run(parts, config(*BESIDE)), 10)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_cancelled_run_ends_its_evaluation_beside():
+    parts = Slow(until=99)
+    task = asyncio.create_task(run(parts, config(*BESIDE)))
+    await parts.hanging.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_failed_episode_runs_again_and_is_forgotten_before():

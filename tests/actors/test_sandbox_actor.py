@@ -67,6 +67,7 @@ async def episode(
     summary: Summary = SUMMARY,
     silent_s: float = 99.0,
     gets: tuple[str, ...] = (),
+    transcript: bool = False,
     **settings: Any,
 ) -> EpisodeOutcome:
     inputs = {"notes.txt": "n"}
@@ -75,8 +76,9 @@ async def episode(
         sandbox = {"backend": "bubblewrap", "wall_s": 60.0, **settings.pop("sandbox", {})}
         config = RunConfig.model_validate({"harness": {"command_s": 50.0}, **settings, "sandbox": sandbox})
         actor = SandboxActor(config, tmp_path / "rooms", proxy)
-        outcome = await actor.run_episode(EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0))
-    assert proxy.specs[0].transcript == ("transcript" in gets)
+        spec = EpisodeSpec("e", task, config.harness.known_as, "g", 0, 0, transcript=transcript)
+        outcome = await actor.run_episode(spec)
+    assert proxy.specs[0].transcript == (transcript or "transcript" in gets)
     assert list((tmp_path / "rooms").iterdir()) == []
     return outcome
 
@@ -116,6 +118,18 @@ async def test_a_grader_is_told_what_the_proxy_heard_and_not_what_the_agent_says
     lie = bash("mkdir -p ~/.grading; echo no | tee ~/.grading/final_message.txt ~/.grading/transcript.jsonl")
     outcome = await episode(tmp_path, lie, DONE, grader=grader, summary=heard, gets=gets)
     assert outcome.reward == 1.0, outcome
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_what_was_said_is_handed_back_where_that_is_asked_for(tmp_path, asked):
+    heard = replace(SUMMARY, transcript='{"role": "user", "text": "said"}\n')
+    outcome = await episode(tmp_path, DONE, summary=heard, gets=() if asked else ("transcript",), transcript=asked)
+    assert outcome.transcript == (heard.transcript if asked else None)
+
+
+async def test_a_transcript_that_only_people_wanted_voids_nothing_when_it_is_lost(tmp_path):
+    outcome = await episode(tmp_path, DONE, summary=replace(SUMMARY, transcript=None), transcript=True)
+    assert (outcome.status, outcome.transcript) == ("completed", None)
 
 
 async def test_a_lost_transcript_is_infrastructure(tmp_path):

@@ -119,6 +119,23 @@ async def test_evaluations_are_neither_sent_nor_stored(tmp_path):
     assert not (tmp_path / "trees").exists()
 
 
+async def test_evaluations_are_stored_where_that_is_asked_for_and_never_sent(tmp_path):
+    learner = Learner()
+    for sink in (learner, None):
+        actor = builder(tmp_path, sink, keep="all")
+        actor.add(packed(record(0)))
+        assert await actor.finish("s", 1, meta(split="heldout/greedy"))
+    assert not learner.trees
+    assert (tmp_path / "trees" / "step_000004" / "e1.tree").is_file()
+
+
+async def test_the_oldest_and_the_newest_version_that_sampled_are_told(tmp_path):
+    actor = builder(tmp_path, Learner())
+    actor.add(packed(record(0, version=3), record(1, "sc0", version=5)))
+    report = await actor.finish("s", 2, meta())
+    assert (report["version"], report["version_last"]) == (3, 5)
+
+
 async def test_an_episode_with_too_many_leaves_is_dropped_with_its_reason(tmp_path):
     actor = builder(tmp_path, Learner(), max_leaves=1, train_kinds=["main", "side"])
     actor.add(packed(record(0), record(1, None, kind="side")))

@@ -189,6 +189,7 @@ def test_an_evaluation_that_was_killed_is_run_by_a_resume(tmp_path, ran, capsys)
         (["eval.every=10", "checkpoint.every=5", "steps=10"], True),
         (["eval.every=4", "checkpoint.every=5", "steps=20"], True),
         (["eval.every=0", "checkpoint.every=5", "steps=20"], True),
+        (["eval.every=10", "checkpoint.every=5", "steps=11", "eval.wait=false"], True),
         (["eval.every=0", "checkpoint.every=5", "steps=20", "checkpoint.keep_best=0"], False),
     ],
 )

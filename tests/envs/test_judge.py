@@ -224,3 +224,18 @@ def test_documents_of_office_programs_are_read_as_text(tmp_path):
 def test_answers_of_no_form_are_told_apart(text):
     with pytest.raises(AnswerError):
         read_answer(text, RUBRIC.criteria)
+
+
+def points(score):
+    return json.dumps({"criteria": [{"id": "care", "reason": "", "score": score}]})
+
+
+@pytest.mark.parametrize(("given", "score"), [(1, 0.0), (2, 0.25), (4.0, 0.75), (5, 1.0)])
+def test_points_are_quarters_of_a_score(given, score):
+    assert read_answer(points(given), [Criterion("care", "It takes care.", scale="points")])["care"][0] == score
+
+
+@pytest.mark.parametrize("given", [0, 6, 2.5, -1, float("inf"), float("nan")])
+def test_points_that_are_none_are_no_grade(given):
+    with pytest.raises(AnswerError, match="a whole number from 1 to 5"):
+        read_answer(points(given), [Criterion("care", "It takes care.", scale="points")])

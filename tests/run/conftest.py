@@ -23,8 +23,8 @@ def launch(tmp_path: Path) -> Iterator:
     """Start runs that do not outlive the test."""
     runs: list[LiveRun] = []
 
-    def start(*arguments: str) -> LiveRun:
-        runs.append(LiveRun(tmp_path, *arguments))
+    def start(*arguments: str, module: str = "algos.run") -> LiveRun:
+        runs.append(LiveRun(tmp_path, *arguments, module=module))
         return runs[-1]
 
     yield start

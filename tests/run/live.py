@@ -12,12 +12,13 @@ from typing import Any
 
 
 class LiveRun:
-    """``python -m algos.run`` in a session of its own; its output goes to ``folder/output.txt``."""
+    """``python -m algos.run``, or another module, in a session of its own; its output goes to ``folder/output.txt``."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, module: str = "algos.run") -> None:
         self.folder = folder
         self.output = folder / "output.txt"
-        command = [sys.executable, "-m", "algos.run", *arguments, f"dir={folder}", "wandb.mode=disabled"]
+        offline = ["wandb.mode=disabled"] if module == "algos.run" else []
+        command = [sys.executable, "-m", module, *arguments, f"dir={folder}", *offline]
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
