@@ -143,7 +143,7 @@ def sparkline(curves: Sequence[tuple[int, Curve]]) -> Element:
     low, top = min(values, default=0.0), max(values, default=1.0)
     first, last = min(steps, default=0.0), max(steps, default=1.0)
     x = axes.Scale(first, last if last > first else first + 1, 1, wide - 1)
-    y = axes.Scale(low, top if top > low else low + 1, high - 2, 2)
+    y = axes.Scale(low, top if top > low else low + max(1.0, abs(low)), high - 2, 2)
     drawn = [
         tag("path", class_=f"line c{colour % COLOURS}", d=_path(curve.steps, curve.mean, x, y))
         for colour, curve in curves

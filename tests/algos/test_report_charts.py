@@ -15,7 +15,9 @@ from algos.reporting.markup import html, tag
 from algos.reporting.numbers import duration, figure, percent, reward
 from algos.reporting.stages import STAGES, derived
 
-anything = st.floats(-1e100, 1e100, allow_nan=False) | st.sampled_from([math.nan, 0.0, 5e-324, -5e-324, 1e-200])
+anything = st.floats(-1e100, 1e100, allow_nan=False) | st.sampled_from(
+    [math.nan, 0.0, 5e-324, -5e-324, 1e-200, 2.0**53]
+)
 
 
 @given(values=st.lists(anything, max_size=9), zero=st.booleans())
@@ -45,6 +47,7 @@ def test_any_curve_can_be_drawn(values: list[float]):
         drawn = html(charts.lines("title", "", [Line("a", curve, 0)], Look()))
         assert "nan" not in drawn
         assert "inf" not in drawn
+    assert "nan" not in html(charts.sparkline([(0, curve)]))
     bars = charts.bars("title", "", [("a", 0, curve)])
     assert bars is None or "nan" not in html(bars)
 
