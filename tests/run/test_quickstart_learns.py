@@ -4,14 +4,14 @@ import pytest
 from live import statuses_add_up
 from needs import cold_policy
 
-STEPS = 14
+STEPS = 10
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(1500)
 def test_greedy_success_on_held_out_tasks_rises(launch):
     cold_policy()
-    run = launch(f"steps={STEPS}", "eval.every=0", "eval.tasks=32", "learner.warmup_steps=3")
+    run = launch(f"steps={STEPS}", "eval.every=0", "eval.tasks=24", "learner.warmup_steps=3")
     assert run.wait(1400) == 0, run.tail()
     rows, episodes = run.rows("metrics.jsonl"), run.rows("episodes.jsonl")
     statuses_add_up(rows, episodes)

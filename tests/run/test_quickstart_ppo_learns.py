@@ -4,7 +4,7 @@ import pytest
 from live import statuses_add_up
 from needs import cold_policy
 
-STEPS = 14
+STEPS = 10
 
 
 @pytest.mark.learning
