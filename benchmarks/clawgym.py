@@ -1,6 +1,7 @@
 """Whether grading gives what a task's own ``reward.sh`` gives when it is run by hand: on every untouched workspace.
 
     python benchmarks/clawgym.py DIR [--limit N] [--out FILE]
+    python benchmarks/clawgym.py --smoke    eight built-in tasks: the machinery only
 
 DIR is a folder of task folders in the ClawGym format, such as ``RL/data/clawgym_eval`` of the public repository
 ClawGym/ClawGym-Agents. By hand means: ``input_files/`` and ``reward/`` lie where the task says that the workspace is,
@@ -28,7 +29,7 @@ from rich.progress import track
 
 from envs.sandbox.create import unavailable
 from envs.sandbox.grading import GraderFailureError, grade
-from envs.tasks import clawgym
+from envs.tasks import clawgym, desk
 from envs.tasks.task import Task
 
 WHERE = (
@@ -87,24 +88,29 @@ def graded(task: Task, folder: Path) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, metavar="DIR", help="folder of task folders")
+    parser.add_argument("path", type=Path, nargs="?", metavar="DIR", help="folder of task folders")
+    parser.add_argument("--smoke", action="store_true", help="eight built-in tasks in place of DIR")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object there")
     arguments = parser.parse_args()
+    if (arguments.path is None) != arguments.smoke:
+        parser.error("expected either DIR or --smoke")
     console = Console(stderr=True)
-    if not arguments.path.is_dir():
+    if not arguments.smoke and not arguments.path.is_dir():
         console.print(WHERE.format(path=arguments.path), highlight=False, markup=False)
         return 2
     if fault := unavailable("bubblewrap"):
         console.print(fault, markup=False)
         return 2
-    loaded = clawgym.scan(arguments.path)
-    for fault in loaded.skipped:
-        console.print(fault, markup=False)
     began = time.monotonic()
     compared = []
     with tempfile.TemporaryDirectory(prefix="reins-bench-") as made:
         folder = Path(made)
+        if arguments.smoke:
+            desk.write(desk.generate("train", 8, seed=0), folder / "tasks")
+        loaded = clawgym.scan(arguments.path or folder / "tasks")
+        for fault in loaded.skipped:
+            console.print(fault, markup=False)
         for task in track(loaded.tasks[: arguments.limit], "both ways", console=console):
             compared.append(Compared(task.id, by_hand(task, folder), graded(task, folder)))
     different = [one for one in compared if one.by_hand != one.graded]
@@ -112,6 +118,7 @@ def main() -> int:
         console.print(f"{one.task}: by hand {one.by_hand}, graded {one.graded}", highlight=False)
     line = {
         "benchmark": "clawgym",
+        "smoke": arguments.smoke,
         "folders": len(loaded.tasks) + len(loaded.skipped),
         "loaded": len(loaded.tasks),
         "compared": len(compared),
