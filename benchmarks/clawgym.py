@@ -1,7 +1,7 @@
 """Whether grading gives what a task's own ``reward.sh`` gives when it is run by hand: on every untouched workspace.
 
     python benchmarks/clawgym.py DIR [--limit N] [--out FILE]
-    python benchmarks/clawgym.py --smoke    eight built-in tasks: the machinery only
+    python benchmarks/clawgym.py --smoke    four tasks made up here: the machinery only
 
 DIR is a folder of task folders in the ClawGym format, such as ``RL/data/clawgym_eval`` of the public repository
 ClawGym/ClawGym-Agents. By hand means: ``input_files/`` and ``reward/`` lie where the task says that the workspace is,
@@ -29,7 +29,7 @@ from rich.progress import track
 
 from envs.sandbox.create import unavailable
 from envs.sandbox.grading import GraderFailureError, grade
-from envs.tasks import clawgym, desk
+from envs.tasks import clawgym
 from envs.tasks.task import Task
 
 WHERE = (
@@ -79,6 +79,15 @@ def by_hand(task: Task, folder: Path) -> float | None:
     return score if score is not None and 0 <= score <= 1 else None
 
 
+def made_up(folder: Path) -> None:
+    """Four tasks whose graders give 0, a half, 1 and none, in a workspace as the benchmark's."""
+    inputs = {"a.txt": "one\n"}
+    graders = ("echo 0", "[ -f a.txt ] && echo 0.5", "python -c 'print(1.0)'", "exit 3")
+    for number, grader in enumerate(graders):
+        reward = {"reward.sh": f"{grader}\n"}
+        clawgym.write(folder / str(number), str(number), "Do it.", inputs, reward, {}, "/root/.openclaw/workspace")
+
+
 def graded(task: Task, folder: Path) -> float | None:
     try:
         return asyncio.run(grade(task, task.input_files, "bubblewrap", folder)).score
@@ -89,7 +98,7 @@ def graded(task: Task, folder: Path) -> float | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, nargs="?", metavar="DIR", help="folder of task folders")
-    parser.add_argument("--smoke", action="store_true", help="eight built-in tasks in place of DIR")
+    parser.add_argument("--smoke", action="store_true", help="four tasks made up here in place of DIR")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object there")
     arguments = parser.parse_args()
@@ -107,7 +116,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="reins-bench-") as made:
         folder = Path(made)
         if arguments.smoke:
-            desk.write(desk.generate("train", 8, seed=0), folder / "tasks")
+            made_up(folder / "tasks")
         loaded = clawgym.scan(arguments.path or folder / "tasks")
         for fault in loaded.skipped:
             console.print(fault, markup=False)

@@ -1,6 +1,6 @@
 """Real harnesses in scenarios: not one sampled token is lost, encoded anew, or forked without a cause.
 
-Each harness has a third of the scenarios, and each scenario a third of the harnesses; REINS_SCENARIOS=all runs all pairs.
+Each harness has a third of the scenarios, and each scenario a third of the harnesses; REINS_SCENARIOS=all runs all.
 """
 
 from __future__ import annotations
