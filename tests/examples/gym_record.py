@@ -1,4 +1,8 @@
-"""Keeps the trees of successful episodes, for `python -m algos.sft model.path=MODEL data.path=mine.tree out=tuned`."""
+"""Keeps the trees of successful episodes in mine.tree, with the tokenizer of MODEL, a Hugging Face folder.
+
+python tests/examples/gym_record.py MODEL
+python -m algos.sft model.path=MODEL data.path=mine.tree out=tuned
+"""
 
 import re
 import sys
@@ -11,7 +15,7 @@ from trees import codec
 
 model = sys.argv[1]
 env = gymnasium.make("Harness-v0", tokenizer=model, context=1024)
-with open("mine.tree", "ab") as file:  # noqa: PTH123
+with open("mine.tree", "wb") as file:  # noqa: PTH123
     for seed in range(40):
         observation, info = env.reset(seed=seed)
         command = re.sub(r"Move (\S+) to (\S+)\.", r"mv \1 \2", observation["messages"][-1]["text"])
