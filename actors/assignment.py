@@ -8,7 +8,6 @@ often; within a round their order is uniform.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from actors.seeds import stable_seed
@@ -21,7 +20,7 @@ class Assignment:
     """Harnesses of tasks, as the settings ask.
 
     ``neighbours`` gives the harnesses at distance 1 of one, members of the set or not; for ``one_factor``. ``distance``
-    is between two names. Raises ValueError where the set has too few harnesses for K.
+    is between two names. Raises ValueError where there are too few harnesses for K.
     """
 
     def __init__(
@@ -38,10 +37,15 @@ class Assignment:
         self._seed = seed
         self._distance = distance
         self._neighbours = neighbours
-        least = config.k if config.kind in ("locality", "random") else 1
-        if len(self._names) < least:
+        most = config.k
+        if config.kind in ("locality", "random"):
+            most = len(self._names)
+        elif config.kind == "one_factor":
+            most = 1 + len(neighbours(self._names[0])) if neighbours else 1
+        if config.k > most:
             raise ValueError(
-                f"assignment.k: got {config.k} with {len(self._names)} harnesses, expected at most as many as there are"
+                f"assignment.k: got {config.k} with kind={config.kind}, expected at most {most}: there are no more "
+                "harnesses for a task"
             )
 
     def place(self, step: int, group: int, groups: int) -> tuple[int, str]:
@@ -85,6 +89,5 @@ class Assignment:
         """
         if self._config.kind == "all":
             return None
-        count = Counter(dict.fromkeys(self._names, 0))
-        count.update(self.anchor(position) for position in range((step // self._config.k + 1) * groups))
-        return min(count.values()), max(count.values())
+        rounds, more = divmod((step // self._config.k + 1) * groups, len(self._names))
+        return rounds, rounds + (more > 0)

@@ -201,6 +201,7 @@ def check(config: RunConfig) -> str:
     Raises:
         RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
     """
+    from actors.coordinator import assignment_of
     from actors.engines.locate import interpreter
     from algos.tracking import missing_key
     from envs.harnesses.base import check_tools, check_variables
@@ -210,6 +211,10 @@ def check(config: RunConfig) -> str:
     from envs.sandbox.create import chosen, unavailable
     from envs.tasks.sets import load_path
 
+    try:
+        assignment_of(config)
+    except ValueError as error:
+        raise RunError(str(error)) from None
     adapters = []
     faults = []
     for number, one in enumerate(harnesses(config).values()):

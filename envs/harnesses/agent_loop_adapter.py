@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from envs.harnesses.agent_loop.parts import BASE, assembled, known
@@ -21,11 +22,18 @@ _REASONS = {"final_answer": "final answer", "max_turns": "max turns", "error": "
 
 def levels_of(parts: Sequence[Path]) -> dict[str, int]:
     """How many levels each factor has, with those of files of the user's own. Raises ValueError."""
-    try:
+    with _told():
         return {letter: len(levels) for letter, levels in known([str(path) for path in parts]).items()}
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever a file of the user's own raises becomes a ValueError."""
+    try:
+        yield
     except ValueError:
         raise
-    except Exception as error:  # whatever the user's file raises
+    except Exception as error:
         raise ValueError(f"harness.parts: {type(error).__name__}: {error}") from error
 
 
@@ -55,8 +63,8 @@ class AgentLoop:
         self.levels = levels
         self.wordings = wordings
         self.parts = tuple(path.resolve() for path in parts)
-        levels_of(self.parts)
-        assembled(levels, [str(path) for path in self.parts])
+        with _told():
+            assembled(levels, [str(path) for path in self.parts])
 
     def command(
         self,
@@ -68,7 +76,7 @@ class AgentLoop:
     ) -> Command:
         compiled(sandbox.python, *sorted(_FOLDER.glob("*.py")))
         folder = Mount(_FOLDER, "/opt/harness/agent_loop")
-        own = [Mount(path, f"/opt/harness/parts/{i}-{path.name}") for i, path in enumerate(self.parts)]
+        own = [Mount(path, f"/opt/harness/parts/{i}.py") for i, path in enumerate(self.parts)]
         start = _START.format(sandbox.inside(folder).rpartition("/")[0])
         env = {
             **sandbox.environment(),
@@ -81,7 +89,7 @@ class AgentLoop:
             "AGENT_LOOP_OBSERVATION_CHARS": str(self.observation_chars),
             "AGENT_LOOP_READ_TIMEOUT_S": str(limits.wall_s),
             "AGENT_LOOP_LEVELS": self.levels,
-            "AGENT_LOOP_PARTS": ":".join(sandbox.inside(mount) for mount in own),
+            "AGENT_LOOP_PARTS": json.dumps([sandbox.inside(mount) for mount in own]),
             "AGENT_LOOP_WORDING": str(self._wording(task)),
             "AGENT_LOOP_NOTES": f"{sandbox.inside_home}/notes",
         }

@@ -36,7 +36,9 @@ def test_anchors_are_uniform_and_counted():
     orders = {tuple(one.anchor(18 * round_ + i) for i in range(18)) for round_ in range(5)}
     assert len(orders) == 5
     assert one.balance(0, 18) == one.balance(1, 18) == (1, 1)
-    assert one.balance(2, 10) == (1, 2)
+    for step, groups in ((2, 10), (0, 5), (7, 64)):
+        counts = Counter(one.anchor(position) for position in range((step // 2 + 1) * groups))
+        assert one.balance(step, groups) == (min(counts[name] for name in PAPER18), max(counts.values()))
 
 
 def test_inside_the_papers_set_the_nearest_is_at_distance_two_and_mostly_one():
@@ -94,8 +96,11 @@ def test_outside_harnesses_are_assigned_too():
 
 
 def test_more_harnesses_than_there_are_is_an_error():
-    with pytest.raises(ValueError, match=r"assignment.k: got 3 with 2 harnesses"):
+    with pytest.raises(ValueError, match=r"assignment.k: got 3 with kind=locality, expected at most 2"):
         Assignment(AssignmentConfig(kind="locality", k=3), ["a", "b"], seed=0)
+    assert len(assignment("one_factor", 11).of(0)) == 11
+    with pytest.raises(ValueError, match=r"got 12 with kind=one_factor, expected at most 11"):
+        assignment("one_factor", 12)
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,19 @@ def test_the_end_of_a_run_points_to_its_report(tmp_path, ran, capsys):
     (folder / "metrics.jsonl").write_text('{"step": 0}\n')
     assert run.main(["--resume", str(folder), "steps=1"]) == 0
     assert f"-m algos.report {folder}" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["space.set=orthogonal", "space.size=20"], "expected one of [18"),
+        (["space.set=random", "space.size=300"], "expected 1 to 243"),
+        (["space.set=names", "space.names=[S0T0O0C0W7]"], "there is no W7"),
+        (["space.set=paper18", "assignment.kind=random", "assignment.k=19"], "expected at most 18"),
+        (["harness.levels=S7"], "S has the levels 0 to 2"),
+    ],
+)
+def test_sets_of_harnesses_that_cannot_be_are_one_line_before_anything_starts(arguments, fault, capsys, tmp_path):
+    assert run.main(["--dry-run", f"dir={tmp_path}", *arguments]) == 2
+    told = capsys.readouterr()
+    assert fault in (told.err + told.out).replace("\n", " ")

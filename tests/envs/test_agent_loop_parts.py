@@ -14,7 +14,7 @@ from test_agent_loop import run as run_program
 
 from configs.harness import HarnessConfig
 from envs.harnesses.agent_loop import loop, prompts, schemas
-from envs.harnesses.agent_loop.parts import BASE, assembled, known, parsed
+from envs.harnesses.agent_loop.parts import BASE, Part, assembled, known, parsed
 from envs.harnesses.agent_loop.tools import Tools
 from envs.harnesses.registry import harness
 from envs.space import SPACE
@@ -237,10 +237,10 @@ LEVELS = [Shouted]
 
 @pytest.mark.parametrize(("letter", "level"), [("W", 3), ("X", 1)])
 def test_one_file_adds_a_level_or_a_factor(letter, level, tmp_path):
-    own = tmp_path / "own.py"
+    own = tmp_path / "my: own.py"
     own.write_text(OWN.format(letter=letter))
     script = Script(bash("true"), say("Done."))
-    result, code, _ = run_program(tmp_path, script, levels=f"{letter}{level}", parts=own)
+    result, code, _ = run_program(tmp_path, script, levels=f"{letter}{level}", parts=json.dumps([str(own)]))
     assert (code, result["message"]) == (0, "Done.")
     assert script.bodies[0]["messages"][1]["content"] == "WRITE IT: Ü."
     adapter = harness(HarnessConfig(levels=f"{letter}{level}", parts=[own]))
@@ -249,10 +249,29 @@ def test_one_file_adds_a_level_or_a_factor(letter, level, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("FACTOR = 1", "expected FACTOR"), ("1 / 0", "division"), ("(", "harness.parts")]
+    ("text", "fault"),
+    [
+        ("FACTOR = 1", "expected FACTOR"),
+        ("FACTOR = 'X'; LEVELS = [1]", "expected FACTOR"),
+        ("1 / 0", "division"),
+        ("(", "harness.parts"),
+        ("class A(Part):\n def __init__(self, *_): 1 / 0\nFACTOR = 'S'; LEVELS = [A]", "division"),
+    ],
 )
 def test_a_broken_file_is_told_before_anything_starts(text, fault, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(text)
     with pytest.raises(ValueError, match=fault):
-        harness(HarnessConfig(parts=[own]))
+        harness(HarnessConfig(levels="S3" if "class A" in text else "S0", parts=[own]))
+
+
+def test_a_part_that_never_takes_an_answer_for_the_last_comes_to_an_end():
+    class Endless(Part):
+        def reply(self, message, rounds):
+            return "again"
+
+    parts = Endless()
+    client = Played([{"content": "Done."}] * 20)
+    result = loop.run(client, Tools(5.0, 1000, parts), "Do it.", 5, parts)
+    assert result["end"] == "max_turns"
+    assert len(client.asked) == 6

@@ -15,7 +15,7 @@ from envs.sandbox.create import unavailable
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from live import LiveRun, statuses_add_up
 
-pytestmark = [pytest.mark.harness, pytest.mark.timeout(1500), pytest.mark.xdist_group("policy")]
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(900), pytest.mark.xdist_group("policy")]
 CONFIG = Path(__file__).parents[2] / "configs" / "mix_harness.yaml"
 HARNESSES = ("claude_code", "qwen_code", "agent_loop")
 
@@ -26,7 +26,7 @@ def test_three_harnesses_learn_in_one_batch(tmp_path):
     require(not unavailable(), f"apt-get install bubblewrap ({unavailable()})")
     run = LiveRun(tmp_path, str(CONFIG), "steps=1", "rollout.group_size=4", "eval.tasks=1")
     try:
-        assert run.wait(1400) == 0, run.tail()
+        assert run.wait(850) == 0, run.tail()
     finally:
         run.stop()
     rows, episodes = run.rows("metrics.jsonl"), run.rows("episodes.jsonl")

@@ -4,8 +4,8 @@ Settings come from the environment (AGENT_LOOP_BASE_URL, AGENT_LOOP_KEY, ...) an
 file named by AGENT_LOOP_CONFIG (base_url, key, ...). One JSON line at the end says how it went; the exit code
 is 0 for a final answer, 1 otherwise, 2 for settings that cannot be used.
 
-``levels`` says what the harness is like (``parts``), ``parts`` names files with levels of one's own, separated as PATH
-is, ``wording`` picks among the wordings of a level, ``notes`` is the folder of the agent's own notes.
+``levels`` says what the harness is like (``parts``), ``parts`` is a JSON list of files with levels of one's own,
+``wording`` picks among the wordings of a level, ``notes`` is the folder of the agent's own notes.
 """
 
 # pathlib alone would double the start-up time of this program.
@@ -29,7 +29,7 @@ DEFAULTS = {
     "observation_chars": "16000",
     "read_timeout_s": "1800",
     "levels": BASE,
-    "parts": "",
+    "parts": "[]",
     "wording": "0",
     "notes": "",
 }
@@ -60,7 +60,9 @@ def main() -> int:
         given = settings(dict(os.environ))
         client = Client(given["base_url"], given["key"], given["model"], float(given["read_timeout_s"]))
         max_turns = int(given["max_turns"])
-        files = [path for path in str(given["parts"]).split(os.pathsep) if path]
+        files = lean.loads(given["parts"]) if isinstance(given["parts"], str) else given["parts"]
+        if not isinstance(files, list):
+            raise ValueError(f"parts: got {files!r}, expected a list of files")
         parts = assembled(given["levels"], files, int(given["wording"]), given["notes"])
         tools = Tools(float(given["command_timeout_s"]), int(given["observation_chars"]), parts)
         with open(given["instruction_file"], encoding="utf-8") as file:

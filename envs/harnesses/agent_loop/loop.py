@@ -29,8 +29,8 @@ def run(client: Client, tools: Tools, instruction: str, max_turns: int, parts: P
         """An answer of the model that is no part of the history."""
         return client.complete(view, offered)["message"]
 
-    turn = rounds = 0
-    while turn < max_turns:
+    turn = rounds = asides = 0
+    while turn < max_turns and asides <= max_turns:
         try:
             message = client.complete(parts.view(messages, aside), offered)["message"]
         except ApiError as error:
@@ -42,6 +42,7 @@ def run(client: Client, tools: Tools, instruction: str, max_turns: int, parts: P
             if said is None:
                 return {"end": "final_answer", "turns": turn + 1, "message": message.get("content") or ""}
             messages.append({"role": "user", "content": said})
+            asides += 1
             continue
         turn += 1
         rounds += 1

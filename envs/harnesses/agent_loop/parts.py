@@ -171,8 +171,13 @@ def known(files: list[str]) -> dict[str, list]:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
             exec(compile(file.read(), path, "exec"), found)
         letter, more = found.get("FACTOR"), found.get("LEVELS")
-        if not (isinstance(letter, str) and len(letter) == 1 and "A" <= letter <= "Z" and isinstance(more, list)):
+        is_letter = isinstance(letter, str) and len(letter) == 1 and "A" <= letter <= "Z"
+        if not is_letter or not isinstance(more, list) or not all(_is_part(one) for one in more):
             raise ValueError(f"{path}: expected FACTOR, one capital letter, and LEVELS, a list of Part classes")
         # Level 0 of a factor of the user's own is the loop as it is.
         levels.setdefault(letter, [Part]).extend(more)
     return levels
+
+
+def _is_part(one: object) -> bool:
+    return isinstance(one, type) and issubclass(one, Part)
