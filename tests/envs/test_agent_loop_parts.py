@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_api import Script, bash, say
+from scripted_api import Script, bash, say, serving
+from test_agent_loop import DONE, backend  # noqa: F401
 from test_agent_loop import run as run_program
 
 from configs.harness import HarnessConfig
 from envs.harnesses.agent_loop import loop, prompts, schemas
 from envs.harnesses.agent_loop.parts import BASE, Part, assembled, known, parsed
 from envs.harnesses.agent_loop.tools import Tools
+from envs.harnesses.base import Endpoint
 from envs.harnesses.registry import harness
+from envs.sandbox.base import Limits
+from envs.sandbox.create import create
+from envs.sandbox.relayed import RELAY_BASE_URL, through_relay
 from envs.space import SPACE
+from envs.tasks.task import Task
 
 LEVELS = [(letter, level) for letter in SPACE.letters for level in (0, 1, 2)]
 WORK = [
@@ -275,3 +281,33 @@ def test_a_part_that_never_takes_an_answer_for_the_last_comes_to_an_end():
     result = loop.run(client, Tools(5.0, 1000, parts), "Do it.", 5, parts)
     assert result["end"] == "max_turns"
     assert len(client.asked) == 6
+
+
+async def test_levels_and_parts_of_ones_own_come_into_the_sandbox(backend, tmp_path):  # noqa: F811
+    """With the notes of C2, which lie outside of the workspace."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN.format(letter="X"))
+    adapter = harness(HarnessConfig(max_turns=9, command_s=5.0, levels="T2O2C2X1", parts=[own]))
+    task = Task("t", "Do it.", tmp_path / "task", "/root/.openclaw/workspace")
+    task.input_files.mkdir(parents=True)
+    shown = names(assembled("T2", []))[0]
+
+    def shell(command: str) -> dict[str, Any]:
+        made = bash(command)
+        made["choices"][0]["message"]["tool_calls"][0]["function"]["name"] = shown
+        return made
+
+    script = Script(*(shell(f"echo {i}") for i in range(7)), say("what was done"), shell("cat ~/notes/notes.md"), DONE)
+    socket = tmp_path / "api.sock"
+    with serving(script, socket):
+        sandbox = await create(backend, "one", task.input_files, task.mount_dir, tmp_path / "rooms")
+        command = adapter.command(sandbox, task, Endpoint(RELAY_BASE_URL, "key"), Limits(wall_s=30.0))
+        finished = await sandbox.run(through_relay(sandbox, command, socket))
+        assert adapter.ended(finished) == (True, "final answer"), finished
+        first, summing, after = (script.bodies[i]["messages"] for i in (0, 7, 8))
+        assert first[1]["content"].startswith("DO IT.")
+        assert summing[-1]["content"].startswith("CONTEXT SUMMARY.")
+        assert f"it is in {sandbox.inside_home}/notes/notes.md" in after[1]["content"]
+        assert "what was done" in script.results[-1]
+        assert not list(sandbox.workspace.iterdir())
+        await sandbox.destroy()
