@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from envs.harnesses.agent_loop import context
 from envs.harnesses.kinds import agent_of, classify
 from envs.protocols.canonical import Message, Request
 from trees import forks
@@ -42,6 +43,14 @@ CASES = {
             tools=(),
             x_codex_turn_metadata=json.dumps({"request_kind": "compaction"}, separators=(",", ":")),
         ),
+    ),
+    "agent loop summary": (
+        "compaction",
+        call(SYSTEM, TASK, Message("user", context.Summary().request())),
+    ),
+    "agent loop after a summary": (
+        "after-compaction",
+        call(SYSTEM, Message("user", f"Fix it.\n\n{context.Summary().reminder('Nothing yet.')}")),
     ),
     "opencode title": ("side", call(Message("system", "You are a title generator. Output"), TASK, tools=())),
     "claude after compaction": (
