@@ -18,12 +18,15 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from actors.rendering import Rendering
+from algos.habits import Habit, misled, of_levels, of_pairs
 from algos.imitation import Imitator, Transcript, chances, drill, transcribe
 from algos.recipe import REPORT, ColdstartError, ColdstartReport, Recipe
 from algos.rehearsal import rehearse, success
-from algos.tiny import build_model, build_tokenizer
+from algos.tiny import WORDINGS, build_model, build_tokenizer
+from envs.harnesses.agent_loop.parts import BASE
 from envs.sandbox.create import Backend
-from envs.tasks.desk import FAMILIES, generate
+from envs.space import SPACE
+from envs.tasks.desk import FAMILIES, expert, generate
 
 
 def make(
@@ -61,21 +64,40 @@ class Apprentice:
         self.began = time.monotonic()
         self.out, self.seed, self.recipe = out, seed, recipe
         self.progress, self.tick, self.backend = progress, tick, backend
-        build_tokenizer(out)
+        self.habits: list[Habit] = []
+        self.harnesses = [BASE]
+        if recipe.space is not None:
+            self.harnesses = [SPACE.name(point) for point in SPACE.points()]
+            pairs = of_pairs(recipe.space.pairs, recipe.space.pair_chance, recipe.space.pair_seed)
+            self.habits = [*of_levels(recipe.space.level_chance), *pairs]
+        build_tokenizer(out, levels=recipe.space is not None)
         self.rendering = Rendering(out)
         progress("writing the expert's transcripts")
         self.transcripts = self._transcripts()
         fresh = generate("train", recipe.probes * len(FAMILIES), seed + 2)
-        self.probe = [transcribe(self.rendering, task, Random(seed), False) for task in fresh]
+        self.probe = [
+            transcribe(self.rendering, task, expert(task, Random(seed)), harness)
+            for task, harness in zip(fresh, self._drawn(len(fresh)), strict=True)
+        ]
         self.heldout = generate("heldout", recipe.measured * len(FAMILIES), seed + 3)
 
     def _transcripts(self) -> list[Transcript]:
         rng, recipe = Random(self.seed), self.recipe
+        tasks = generate("train", recipe.transcripts, self.seed + 1)
         made = []
-        for index, task in enumerate(generate("train", recipe.transcripts, self.seed + 1)):
+        for index, (task, harness) in enumerate(zip(tasks, self._drawn(len(tasks)), strict=True)):
             nth, habit = index // len(FAMILIES), recipe.habits.get(task.family, recipe.habit)
-            made.append(transcribe(self.rendering, task, rng, int((nth + 1) * habit) > int(nth * habit)))
+            turns = misled(expert(task, rng), task, harness, self.habits, rng) if self.habits else None
+            if turns is None:
+                turns = expert(task, rng, int((nth + 1) * habit) > int(nth * habit))
+            wording = rng.randrange(WORDINGS) if recipe.space is not None else 0
+            made.append(transcribe(self.rendering, task, turns, harness, wording))
         return made
+
+    def _drawn(self, count: int) -> list[str]:
+        """Harnesses for so many episodes, as often as each other."""
+        rng, rounds = Random(f"harnesses {self.seed}"), -(-count // len(self.harnesses))
+        return [name for _ in range(rounds) for name in rng.sample(self.harnesses, len(self.harnesses))][:count]
 
     def make(self) -> ColdstartReport:
         """Attempts until one is good enough; saves it."""
@@ -145,8 +167,13 @@ class Apprentice:
         self.progress("measuring: rollouts with a real shell")
         # Draws differ between measurements: a seed that is unlucky once would be unlucky again.
         seed = 1_000_003 * self.seed + len(losses) + 7919 * attempt
-        greedy = rehearse(model, self.rendering, self.heldout, temperature=0.0, seed=seed, backend=self.backend)
-        sampled = rehearse(model, self.rendering, 2 * self.heldout, temperature=1.0, seed=seed, backend=self.backend)
+        greedy = self._played(model, 0.0, seed, self._drawn(len(self.heldout)))
+        sampled = self._played(model, 1.0, seed, self._drawn(2 * len(self.heldout)))
+        base = {}
+        if self.recipe.space is not None:
+            for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+                families = self._played(model, temperature, seed, [BASE])
+                base[name] = sum(families.values()) / len(families)
         return ColdstartReport(
             seed=self.seed,
             attempt=attempt,
@@ -155,9 +182,27 @@ class Apprentice:
             parameters=sum(p.numel() for p in model.parameters()),
             vocabulary=len(self.rendering.tokenizer),
             loss=sum(losses[-20:]) / len(losses[-20:]),
-            greedy=success(greedy),
-            sampled=success(sampled),
+            greedy=greedy,
+            sampled=sampled,
             recipe=dataclasses.asdict(self.recipe),
+            base=base,
+        )
+
+    def _played(self, model: PreTrainedModel, temperature: float, seed: int, harnesses: list[str]) -> dict[str, float]:
+        """Success by family on the held-out tasks, each twice where it is sampled."""
+        tasks = self.heldout * (2 if temperature else 1)
+        return success(
+            rehearse(
+                model,
+                self.rendering,
+                tasks,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=self.recipe.max_tokens,
+                max_turns=self.recipe.max_turns,
+                backend=self.backend,
+                harnesses=harnesses,
+            )
         )
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,14 @@ from transformers import PreTrainedModel
 
 from actors.rendering import Rendering
 from algos.muon import Muon
-from envs.harnesses.agent_loop.prompts import SYSTEM
+from algos.tiny import NOTES, PLAN
+from envs.harnesses.agent_loop.client import Client
+from envs.harnesses.agent_loop.loop import run
+from envs.harnesses.agent_loop.parts import BASE, Part, assembled, parsed
 from envs.harnesses.agent_loop.schemas import TOOLS
+from envs.harnesses.agent_loop.tools import Tools
 from envs.protocols.canonical import Message
-from envs.tasks.desk import DeskTask, expert
+from envs.tasks.desk import DeskTask, Turn
 from envs.tasks.desk.lexicon import EXTENSIONS, WORDS
 
 SLOTS = (*WORDS, *(f".{extension}" for extension in EXTENSIONS), *"123456789")
@@ -37,28 +42,71 @@ class Transcript:
     own: np.ndarray
 
 
-def transcribe(rendering: Rendering, task: DeskTask, rng: Random, bad_habit: bool) -> Transcript:
-    """The expert's episode, as the policy would have lived it."""
-    ids = rendering.first([Message("system", SYSTEM), Message("user", task.instruction)], TOOLS)
-    own = [False] * len(ids)
-    for turn in expert(task, rng, bad_habit):
-        said = rendering.tokenizer.encode(_said(turn.command, turn.text), add_special_tokens=False)
-        tail: list[int] = []
-        if turn.command:
-            answer = Message("tool", turn.output, tool_call_id="call0")
-            extended = rendering.extend(ids, said, [answer], TOOLS)
-            assert extended is not None
-            tail = extended
-        ids = ids + said + tail
-        own += [True] * len(said) + [False] * len(tail)
-    return Transcript(task.family, np.array(ids, np.int64), np.array(own))
+def transcribe(
+    rendering: Rendering, task: DeskTask, turns: Sequence[Turn], harness: str = BASE, wording: int = 0
+) -> Transcript:
+    """An episode of these turns in a harness of the transparent loop, as the policy would have lived it.
+
+    The harness itself runs; only the model's answers and what the shell prints are the script's.
+    """
+    parts = assembled(harness, [], wording, NOTES)
+    plans = dict(parsed(harness)).get("W", 0) > 0
+    script = _Script(rendering, [Turn(text=PLAN), *turns] if plans else turns, shell_name(parts))
+    run(script, _Printed(script, parts), task.instruction, len(turns), parts)
+    return Transcript(task.family, np.array(script.ids, np.int64), np.array(script.own))
 
 
-def _said(command: str, text: str) -> str:
-    if not command:
-        return f"{text}<|im_end|>"
-    arguments = json.dumps({"command": command}, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": "execute_bash", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+def shell_name(parts: Part) -> str:
+    """What a harness calls the shell."""
+    names = [tool["function"]["name"] for tool in parts.tools(TOOLS)]
+    return next(name for name in names if parts.resolve(name, {}) == ("execute_bash", {}))
+
+
+class _Script(Client):
+    """Says the turns in order and holds the tokens as the proxy would."""
+
+    def __init__(self, rendering: Rendering, turns: Sequence[Turn], shell: str) -> None:
+        self._rendering = rendering
+        self._turns = iter(turns)
+        self._shell = shell
+        self._prompt: list[int] = []
+        self._seen = 0
+        self.turn = Turn()
+        self.ids: list[int] = []
+        self.own: list[bool] = []
+
+    def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+        new = [Message(each["role"], each["content"], tool_call_id=each.get("tool_call_id", "")) for each in messages]
+        if self._prompt:
+            # The first that is new is the turn before this one.
+            tail = self._rendering.extend(self._prompt, self.ids[len(self._prompt) :], new[self._seen + 1 :], tools)
+            assert tail is not None
+        else:
+            tail = self._rendering.first(new, tools)
+        # Where the workflow asks once more at the end, the last turn is said again.
+        self.turn = turn = next(self._turns, self.turn)
+        call = {"name": turn.tool or self._shell, "arguments": {"command": turn.command} if turn.command else {}}
+        calls = [{"id": "call0", "function": call}] if turn.command or turn.tool else []
+        text = f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" if calls else turn.text
+        said = self._rendering.tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
+        self._seen = len(messages)
+        self._prompt = self.ids + tail
+        self.ids = self._prompt + said
+        self.own += [False] * len(tail) + [True] * len(said)
+        return {"message": {"content": turn.text, "tool_calls": calls}}
+
+
+class _Printed(Tools):
+    """Prints what the script says that the shell prints."""
+
+    def __init__(self, script: _Script, parts: Part) -> None:
+        super().__init__(1.0, 1, parts)
+        self._script = script
+
+    def _carried_out(self, name: object, arguments: object) -> tuple[str, int | None]:
+        assert isinstance(arguments, dict)
+        found = self.parts.resolve(name, arguments)
+        return (found, None) if isinstance(found, str) else (self._script.turn.output, 0)
 
 
 def drill(rendering: Rendering, rng: Random, words: int) -> Transcript:

@@ -13,6 +13,19 @@ class ColdstartError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceRecipe:
+    """What the cold start of the space of harnesses has besides: habits that depend on the harness (algos.habits)."""
+
+    level_chance: float = 0.35
+    """Chance of the habit of each level that is not the base's."""
+    pairs: int = 0
+    """Pairs of levels, of 90, with a habit of their own."""
+    pair_chance: float = 0.8
+    pair_seed: int = 0
+    """Which pairs, and which habits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How the tiny policy is made. Steps are optimiser steps of ``batch`` transcripts, families in turn."""
 
@@ -49,7 +62,12 @@ class Recipe:
     """Least sampled success of every family that a kept policy has."""
     most_greedy: float = 0.25
     """Most greedy success over all families that a kept policy has."""
+    max_turns: int = 4
+    max_tokens: int = 24
+    """Answers of an episode, and tokens of an answer, in a measurement."""
     threads: int = 2
+    space: SpaceRecipe | None = None
+    """Transcripts and measurements in all harnesses of the space; none: in the base harness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,8 @@ class ColdstartReport:
     sampled: dict[str, float]
     """At temperature 1."""
     recipe: dict[str, Any]
+    base: dict[str, float] = field(default_factory=dict)
+    """With ``recipe.space``: ``greedy`` and ``sampled`` success in the base harness alone."""
 
     @property
     def greedy_mean(self) -> float:
@@ -88,3 +108,20 @@ class ColdstartReport:
         if self.greedy_mean > recipe.most_greedy:
             return f"greedy success is {self.greedy_mean:.2f}, expected at most {recipe.most_greedy:g}"
         return ""
+
+
+def space_recipe(space: SpaceRecipe) -> Recipe:
+    """That of the whole space of harnesses: more to learn, and fewer ways that come out right."""
+    return Recipe(
+        batch=24,
+        transcripts=9600,
+        first_look=300,
+        full_steps=500,
+        decay_steps=80,
+        more_steps=80,
+        goal=0.04,
+        least_sampled=0.04,
+        max_turns=7,
+        max_tokens=32,
+        space=space,
+    )

@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from algos.recipe import Recipe, SpaceRecipe, space_recipe
 from algos.run_folder import RunError, check_checkpoints, is_complete, last_checkpoint, same_episodes, write_settings
 from configs.loader import ConfigError, describe, load
-from configs.schema import RunConfig
+from configs.schema import ColdstartConfig, RunConfig
 
 _EPILOG = """\
 examples:
@@ -348,9 +349,17 @@ def _policy(config: RunConfig, display: Any) -> Path:
         display.note(f"cold start: step {done} of about {likely}")
 
     try:
-        return coldstart(cache, seed, progress=display.note, tick=tick, backend=chosen(config.sandbox))
+        return coldstart(
+            cache, seed, display.note, _recipe(config.coldstart), tick=tick, backend=chosen(config.sandbox)
+        )
     except ColdstartError as error:
         raise RunError(str(error)) from None
+
+
+def _recipe(config: ColdstartConfig) -> Recipe:
+    if config.kind != "space":
+        return Recipe()
+    return space_recipe(SpaceRecipe(config.level_chance, config.pairs, config.pair_chance, config.pair_seed))
 
 
 def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:

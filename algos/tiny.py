@@ -17,11 +17,13 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from envs.harnesses.agent_loop.parts import Part, Seen, known
 from envs.harnesses.agent_loop.prompts import SYSTEM
 from envs.harnesses.agent_loop.schemas import TOOLS
+from envs.harnesses.agent_loop.workflow import EVERY
 from envs.tasks.desk import FAMILIES, LEVELS, expert, generate
 from envs.tasks.desk.lexicon import EXTENSIONS, WORDS
-from envs.tasks.desk.wordings import WORDINGS
+from envs.tasks.desk.wordings import WORDINGS as ASKED
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Qwen3's control tokens; the policy stops on the last one."""
@@ -30,6 +32,21 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 """Qwen3's tokens that are part of the text."""
 
 CONTEXT = 32768
+
+PLAN = "Plan: use the tools, then say so."
+"""What the expert says where a plan is asked for."""
+
+PLAN_AND_HABITS = (PLAN, "true # ", "exit; ", "touch ", "; rm ", "; echo ok >> ", "echo ok > ", " old.txt")
+"""The expert's words in harnesses that are not the base (``algos.habits``)."""
+
+NOTES = "/home/agent/notes"
+"""Where the harness keeps its notes, in transcripts."""
+
+WORDINGS = 2
+"""Wordings that every level has."""
+
+_CALLS = 4
+"""Calls of an episode whose boilerplate is phrases."""
 
 # One digit, an operator with its spaces, a word with the mark before and the space after it, other
 # marks, single white space: so that a slot word never merges with what stands beside it.
@@ -60,10 +77,45 @@ def phrases() -> list[str]:
     ]
 
 
-def build_tokenizer(folder: Path) -> None:
+def phrases_of_levels() -> list[str]:
+    """The boilerplate of every level of the transparent loop in each of its wordings, line by line."""
+    found = dict.fromkeys(PLAN_AND_HABITS)
+    for levels in known([]).values():
+        for level in levels:
+            for wording in range(WORDINGS):
+                found |= dict.fromkeys(_said_by(level, wording))
+    return [text for text in found if text and text not in phrases()]
+
+
+def _said_by(level: type[Part], wording: int) -> Iterable[str]:
+    """The lines of all that a level says in a wording."""
+
+    def make() -> Part:
+        # A fresh one each time: some say a thing once.
+        return level(wording, NOTES)
+
+    tools = make().tools(TOOLS)
+    names = [tool["function"]["name"] for tool in tools]
+    yield from ("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    yield from (f'\n{{"name": "{name}", "arguments": {{"command": "' for name in names)
+    yield from (f'\n{{"name": "{name}", "arguments": {{}}}}\n' for name in names)
+    *lines, last = make().system(SYSTEM).split("\n")
+    yield from (*(line + "\n" for line in lines), last)
+    yield make().instruction("")
+    asked = make()
+    yield from (asked.reply({}, 0) or "", asked.remark(EVERY) or "", asked.reply({}, EVERY) or "")
+    for number in range(_CALLS):
+        seen = [make().observation(Seen(name, "", 0, number)) for name in names]
+        yield from (line for text in seen for line in text.splitlines(keepends=True))
+    answers = [make().resolve(name, {}) for name in names]
+    yield from (answer for answer in answers if isinstance(answer, str))
+
+
+def build_tokenizer(folder: Path, levels: bool = False) -> None:
     """Write the tokenizer as a Hugging Face folder that ``AutoTokenizer.from_pretrained`` loads.
 
-    Word pieces are learnt from the training phrasings and the experts' commands of the desk tasks.
+    Word pieces are learnt from the training phrasings and the experts' commands of the desk tasks. With ``levels`` the
+    boilerplate of every level of the harness is phrases too, not only the base's.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,7 +125,7 @@ def build_tokenizer(folder: Path) -> None:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    whole = phrases()
+    whole = [*phrases(), *(phrases_of_levels() if levels else [])]
     trainer = trainers.BpeTrainer(
         vocab_size=4096,
         min_frequency=1,
@@ -117,7 +169,7 @@ def build_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
 def _corpus(whole: list[str]) -> Iterable[str]:
     """Texts for the word pieces, cut at the tokens that stand whole."""
     cut = re.compile("|".join(re.escape(text) for text in sorted((*whole, *WORDS), key=len, reverse=True)))
-    texts = [text for wordings in WORDINGS.values() for text in wordings.train]
+    texts = [text for wordings in ASKED.values() for text in wordings.train]
     texts = [re.sub(r"{(source|second|target)}", f"{WORDS[0]}.txt", text) for text in texts]
     texts = [re.sub(r"{\w+}", WORDS[0], text) for text in texts]
     rng = Random(0)

@@ -50,7 +50,7 @@ from algos.coldstart import CACHE
 from algos.imitation import transcribe
 from algos.tiny import build_model
 from configs.schema import SGLangConfig
-from envs.tasks.desk import generate
+from envs.tasks.desk import expert, generate
 
 DTYPES = ("float32", "bfloat16")
 BOUND = 1e-3
@@ -97,7 +97,7 @@ def trained_subject(folder: Path, conversations: int) -> Subject:
     end = rendering.tokenizer.convert_tokens_to_ids("<|im_end|>")
     plans = []
     for i, task in enumerate(generate("heldout", conversations, seed=0)):
-        transcript = transcribe(rendering, task, Random(i), bad_habit=False)
+        transcript = transcribe(rendering, task, expert(task, Random(i)))
         edges = np.flatnonzero(np.diff(transcript.own)) + 1
         tails = [part.tolist() for part in np.split(transcript.ids, edges)[::2]][:3]
         plans.append(Plan(tails, [64] * len(tails), TEMPERATURES[i % 2], stop_ids=(end,), seed=i))

@@ -31,11 +31,18 @@ class ModelConfig(Config):
 class ColdstartConfig(Config):
     """The tiny policy that a run begins with where no model is named."""
 
-    kind: Literal["desk", "primer"] = Field(
+    kind: Literal["desk", "space", "primer"] = Field(
         "desk",
-        description="desk: imitates a faulty expert at the desk tasks. primer: on the Qwen3 vocabulary, knows the form "
-        "of the harnesses' shell calls and nothing else, for tasks.builtin=word.",
+        description="desk: imitates a faulty expert at the desk tasks. space: does so in all harnesses of the "
+        "transparent loop, with habits that depend on the harness. primer: on the Qwen3 vocabulary, knows the form of "
+        "the harnesses' shell calls and nothing else, for tasks.builtin=word.",
     )
+    level_chance: float = Field(
+        0.35, ge=0, lt=1, description="kind=space: chance of the bad habit of each level that is not the base's."
+    )
+    pairs: int = Field(0, ge=0, le=90, description="kind=space: pairs of levels, of 90, with a bad habit of their own.")
+    pair_chance: float = Field(0.8, ge=0, lt=1, description="kind=space: chance of the habit of a pair.")
+    pair_seed: int = Field(0, ge=0, description="kind=space: which pairs, and which habits.")
     cache: Path = Field(
         Path("~/.cache/reins/coldstart"), description="Where finished cold starts are kept and found again."
     )

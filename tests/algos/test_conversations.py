@@ -18,7 +18,7 @@ from configs.proxy import ProxyConfig
 from envs.harnesses.agent_loop.schemas import TOOLS
 from envs.protocols import openai_chat
 from envs.protocols.errors import WireError
-from envs.tasks.desk import FAMILIES, generate
+from envs.tasks.desk import FAMILIES, expert, generate
 from trees.build import TreeBuilder
 from trees.record import VersionSpan
 
@@ -62,7 +62,7 @@ def test_a_row_has_the_ids_of_the_proxys_tree_of_the_same_episode(rendering, fam
             names = {f"call0_{i}": call["id"] for i, call in enumerate(wire.get("tool_calls", ()))}
         messages.append({**wire, **({"tool_call_id": names[wire["tool_call_id"]]} if "tool_call_id" in wire else {})})
     (mine,), (theirs,) = samples_of(tree_of(row, rendering)), samples_of(builder.tree())
-    cold = transcribe(rendering, task, Random(1), bad_habit)
+    cold = transcribe(rendering, task, expert(task, Random(1), bad_habit))
     assert mine.ids.tolist() == theirs.ids.tolist() == cold.ids.tolist()
     assert mine.mask.tolist() == theirs.mask.tolist() == cold.own.tolist()
 

@@ -27,8 +27,8 @@ def rendering(tmp_path_factory):
 @pytest.mark.parametrize("bad_habit", [False, True])
 def test_a_transcript_holds_the_turns_and_what_the_shell_said(rendering, family, bad_habit):
     (task,) = generate("train", 1, 0, [family], level=2)
-    made = transcribe(rendering, task, Random(1), bad_habit)
     turns = expert(task, Random(1), bad_habit)
+    made = transcribe(rendering, task, turns)
     ids, own = made.ids.tolist(), made.own.tolist()
     first = rendering.first([Message("system", SYSTEM), Message("user", task.instruction)], TOOLS)
     assert ids[: len(first)] == first
@@ -62,7 +62,7 @@ def test_drills_are_slots_said_twice(rendering):
 
 def test_padding_changes_no_loss(rendering):
     model = build_model(len(rendering.tokenizer), 0)
-    batch = [transcribe(rendering, task, Random(0), False) for task in generate("train", 8, 0)]
+    batch = [transcribe(rendering, task, expert(task, Random(0))) for task in generate("train", 8, 0)]
     ids, own = padded(batch)
     with torch.no_grad():
         together = token_losses(model, ids)
@@ -74,7 +74,7 @@ def test_padding_changes_no_loss(rendering):
 
 def test_chances_are_products_of_probabilities(rendering):
     model = build_model(len(rendering.tokenizer), 0)
-    batch = [transcribe(rendering, task, Random(0), False) for task in generate("train", 2, 0, ["move"])]
+    batch = [transcribe(rendering, task, expert(task, Random(0))) for task in generate("train", 2, 0, ["move"])]
     # A fresh model is near uniform over the vocabulary; the right chance is tiny but exact.
     expected = []
     for each in batch:
@@ -90,7 +90,8 @@ def test_what_is_learnt_by_heart_is_done_in_the_shell(rendering):
     """Eight transcripts, every other one with its bad habit: the grades are 0 and 1 in turn."""
     tasks = generate("train", len(FAMILIES), 0)
     habits = [bool(i % 2) for i in range(len(tasks))]
-    batch = [transcribe(rendering, t, Random(i), h) for i, (t, h) in enumerate(zip(tasks, habits, strict=True))]
+    turns = [expert(task, Random(i), habit) for i, (task, habit) in enumerate(zip(tasks, habits, strict=True))]
+    batch = [transcribe(rendering, *each) for each in zip(tasks, turns, strict=True)]
     model = build_model(len(rendering.tokenizer), 1)
     imitator = Imitator(model, muon_lr=0.03, adam_lr=3e-3)
     first = imitator.step(batch, 0.1)

@@ -19,7 +19,7 @@ from algos.runlog import read_jsonl
 from algos.tiny import build_model, build_tokenizer
 from configs.loader import load_as
 from configs.sft import SftConfig
-from envs.tasks.desk import generate
+from envs.tasks.desk import expert, generate
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_policy_with_bad_habits_learns_the_right_way_from_rows(tmp_path):
     metrics = read_jsonl(tmp_path / "out" / "metrics.jsonl")
     assert metrics[-1]["heldout/loss"] < 0.3 * metrics[0]["heldout/loss"]
     rendering = Rendering(tmp_path / "out")
-    probe = [transcribe(rendering, task, Random(0), False) for task in generate("heldout", 64, 6)]
+    probe = [transcribe(rendering, task, expert(task, Random(0))) for task in generate("heldout", 64, 6)]
     before, after = (
         chances(AutoModelForCausalLM.from_pretrained(folder), probe) for folder in (start, tmp_path / "out")
     )

@@ -51,7 +51,7 @@ _OPAQUE = (
     {"execute_bash": "fn_7c", "file_editor": "fn_2e"},
     {"execute_bash": "op_q4", "file_editor": "op_m9"},
 )
-_DISTRACTORS = (
+DISTRACTORS = (
     ("calendar_lookup", "fn_a1", "Look up the appointments of a day.", "day", "The day, as year-month-day."),
     ("image_caption", "fn_d5", "Describe a picture in one line.", "picture", "Where the picture is."),
     ("ticket_search", "fn_f0", "Search the tickets of the team.", "query", "Words to look for."),
@@ -86,7 +86,7 @@ class _Renamed(Part):
         super().__init__(seed, home)
         self.names = self.tables[seed % len(self.tables)]
         self.real = {shown: real for real, shown in self.names.items()}
-        self.distractors = {row[self.column]: row[2:] for row in _DISTRACTORS}
+        self.distractors = {row[self.column]: row[2:] for row in DISTRACTORS}
 
     def tools(self, tools: list[dict]) -> list[dict]:
         given = [_named(tool, self.names.get(name, name)) for tool in tools for name in [tool["function"]["name"]]]

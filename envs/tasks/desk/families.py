@@ -40,6 +40,8 @@ class Turn:
     output: str = ""
     """stdout and stderr as printed; the commands of experts all exit with 0."""
     text: str = ""
+    tool: str = ""
+    """Another tool than the shell, which is called without arguments in place of a command."""
 
 
 Steps = list[tuple[str, str]]
