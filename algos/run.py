@@ -47,7 +47,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.resume:
             check_checkpoints(folder)
         if args.dry_run:
-            _print(console, plan(config, backend, folder, args.resume))
+            tasks, skipped = _found(config)
+            for line in skipped:
+                _print(console, f"skipped {line}")
+            _print(console, plan(config, backend, folder, args.resume, tasks))
             return 0
         if args.resume and is_complete(folder, config.steps):
             _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
@@ -101,7 +104,19 @@ def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     return config, folder
 
 
-def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = None) -> str:
+def _found(config: RunConfig) -> tuple[str, tuple[str, ...]]:
+    """How many tasks there are, in words, and which were left out and why."""
+    from envs.tasks.sets import load_sets
+
+    if config.tasks.path is None:
+        return f"{config.tasks.train} built-in {config.tasks.builtin} tasks", ()
+    with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
+        sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
+    told = f"{config.tasks.path}: {len(sets.train)} to practise on, {len(sets.evaluation.get('heldout', ()))} held out"
+    return told + (f", {len(sets.skipped)} broken ones left out" if sets.skipped else ""), sets.skipped
+
+
+def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tasks: str) -> str:
     """What a run with these settings would do, in a few lines."""
     per_step = config.rollout.groups * config.rollout.group_size
     before = last_checkpoint(folder) if resume else 0
@@ -111,7 +126,6 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None = No
         evaluation = f"every {config.eval.every} steps{beside}, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
-    tasks = config.tasks.path or f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
     engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
     if config.engine.kind == "endpoint":
         engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
@@ -210,7 +224,7 @@ def check(config: RunConfig) -> str:
     from envs.harnesses.sets import harnesses
     from envs.judge.judge import check_judge
     from envs.sandbox.create import chosen, unavailable
-    from envs.tasks.sets import load_path
+    from envs.tasks.sets import load_sets
 
     try:
         assignment_of(config)
@@ -228,12 +242,13 @@ def check(config: RunConfig) -> str:
     try:
         if config.tasks.path is not None:
             with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
-                tasks = load_path(config.tasks, Path(folder)).tasks
+                sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
+            tasks = [*sets.train, *sets.evaluation.get("heldout", ())]
             for adapter in adapters:
                 check_tools(adapter, tasks)
             check_variables(tasks)
             check_judge(tasks, config.judge)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise RunError(str(error)) from None
     if config.engine.kind == "sglang" and config.engine.sglang.url is None:
         try:

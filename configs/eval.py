@@ -44,7 +44,7 @@ class TaskSetConfig(Config):
 
     path: Path | None = Field(
         None,
-        description="Folder or file of tasks, in a format of `python -m envs.tasks formats`; none: built-in tasks.",
+        description="Folder or file of tasks, in a format of `python -m envs.tasks --help`; none: built-in tasks.",
     )
     format: str | None = Field(None, description="Which format the path has; none: recognised by what lies there.")
     graded_by: Literal["any", "script"] = Field(

@@ -54,7 +54,7 @@ class TasksConfig(Config):
 
     path: Path | None = Field(
         None,
-        description="Folder or file of tasks, in a format of `python -m envs.tasks formats`; none: built-in tasks.",
+        description="Folder or file of tasks, in a format of `python -m envs.tasks --help`; none: built-in tasks.",
     )
     format: str | None = Field(None, description="Which format the path has; none: recognised by what lies there.")
     graded_by: Literal["any", "script"] = Field(
@@ -66,7 +66,7 @@ class TasksConfig(Config):
     skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
     limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
     heldout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Share of the path's tasks kept for evaluation, chosen by the seed."
+        0.0, ge=0.0, lt=1.0, description="Share of the path's tasks kept for evaluation, at least one; by the seed."
     )
     families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
     level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")

@@ -21,7 +21,7 @@ _START_S = 60.0
 
 async def check(folders: Sequence[Path]) -> int:
     """Start each server as an episode would and print its tools; 1 where one fails, else 0."""
-    failed = 0
+    failed = without = 0
     for folder in folders:
         try:
             task = clawgym.read(folder.resolve())
@@ -29,13 +29,14 @@ async def check(folders: Sequence[Path]) -> int:
             print(f"{folder}: FAILS: {'; '.join(error.faults)}")
             failed += 1
             continue
-        if not task.mcp:
-            print(f"{folder}: names no MCP servers")
+        without += not task.mcp
         for server in task.mcp:
             with _quiet():
                 words = await _tools(server)
             failed += words.startswith("FAILS")
             print(f"{folder}: {server.name} ({server.where}): {words}")
+    if without:
+        print(f"{without} of {len(folders)} tasks name no MCP servers")
     return 1 if failed else 0
 
 

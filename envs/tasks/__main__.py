@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import random
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,9 @@ from envs.tasks import clawgym, desk, formats
 from envs.tasks.check import check_task
 from envs.tasks.draft import Draft, Scan
 from envs.tasks.faults import TaskError
-from envs.tasks.shown import as_text, statistics_of
+from envs.tasks.shown import as_text, statistics_of, visible
 
+_NEAR = 10
 _EXAMPLES = """examples:
   python -m envs.tasks check my_tasks                   every task there: loads, and its grader keeps its word?
   python -m envs.tasks check my_tasks/sort_a_list       one task folder
@@ -55,7 +57,7 @@ def _scan(arguments: argparse.Namespace) -> Scan:
 def _faults(found: Scan) -> int:
     """Print what is wrong, and give the exit code."""
     for fault in found.faults:
-        print(fault, file=sys.stderr)
+        print(visible(fault), file=sys.stderr)
     return 1 if found.faults else 0
 
 
@@ -75,7 +77,7 @@ async def _check(places: Sequence[Path], name: str | None, backend: Backend, roo
             broken += failed
     print(f"{checked} task{'s' if checked != 1 else ''} checked, {broken} broken")
     if not broken:
-        print(f"next: python -m algos.run tasks.path={places[0]}")
+        print(f"next: python -m algos.run tasks.path={shlex.quote(str(places[0]))}")
     return 1 if broken else 0
 
 
@@ -106,7 +108,8 @@ def _stats(arguments: argparse.Namespace) -> int:
         shown = ", ".join(f"{key} {one:g}" if isinstance(one, float) else f"{key} {one}" for key, one in counts)
         print(f"{name.replace('_', ' '):<24} {shown or value}")
     if found.drafts:
-        print(f"next: python -m envs.tasks show {arguments.place} {found.drafts[0].id}")
+        place, name = (shlex.quote(str(part)) for part in (arguments.place, found.drafts[0].id))
+        print(f"next: python -m envs.tasks show {place} {name}")
     return _faults(found)
 
 
@@ -114,20 +117,25 @@ def _show(arguments: argparse.Namespace) -> int:
     found = _scan(arguments)
     for draft in found.drafts:
         if draft.id == arguments.task:
-            print(as_text(draft))
+            print(visible(as_text(draft)))
             return 0
     near = [draft.id for draft in found.drafts if arguments.task in draft.id] or [d.id for d in found.drafts]
-    print(f"{arguments.place} has no task {arguments.task!r}; it has {', '.join(near[:10])}, ...", file=sys.stderr)
+    told = ", ".join(near[:_NEAR]) or "none that can be read"
+    more = f", and {len(found.drafts) - _NEAR} more" if len(found.drafts) > _NEAR else ""
+    print(f"{arguments.place} has no task {arguments.task!r}; it has {told}{more}", file=sys.stderr)
     _faults(found)
     return 2
 
 
 def _sample(arguments: argparse.Namespace) -> int:
+    _check_new(arguments.out)
     found = _scan(arguments)
     count = min(arguments.count, len(found.drafts))
     chosen = sorted(random.Random(arguments.seed).sample(found.drafts, count), key=lambda draft: draft.id)
     for draft in chosen:
-        print(f"{draft.id}  ({draft.graded_by})  {draft.instruction.splitlines()[0][:80]}")
+        print(visible(f"{draft.id}  ({draft.graded_by})  {draft.instruction.strip().splitlines()[0][:80]}"))
+    if count < arguments.count:
+        print(f"{arguments.place} has {count} sound tasks, and {arguments.count} were asked for", file=sys.stderr)
     if arguments.out is not None:
         _write(chosen, arguments.out)
     return _faults(found)
@@ -136,14 +144,21 @@ def _sample(arguments: argparse.Namespace) -> int:
 def _write(drafts: Sequence[Draft], folder: Path) -> None:
     for draft in drafts:
         clawgym.write_draft(draft, folder / draft.folder_name)
-    print(f"next: python -m envs.tasks check {folder}")
+    print(f"next: python -m envs.tasks check {shlex.quote(str(folder))}")
+
+
+def _check_new(folder: Path | None) -> None:
+    """Raises ValueError for a folder that holds something, with which tasks would be mixed."""
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--out: {folder} exists already; expected a new folder")
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    _check_new(arguments.out)
     made = desk.generate(arguments.split, arguments.count, arguments.seed, None, arguments.level)
     desk.write(made, arguments.out)
     print(f"{len(made)} tasks of the split {arguments.split}, level {arguments.level}, in {arguments.out}")
-    print(f"next: python -m envs.tasks check {arguments.out}")
+    print(f"next: python -m envs.tasks check {shlex.quote(str(arguments.out))}")
     return 0
 
 
@@ -180,10 +195,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(others[arguments.command](arguments))
         with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
             return asyncio.run(_check(arguments.places, arguments.format, arguments.backend, Path(root)))
-    except (SandboxError, ValueError) as error:
+    except (SandboxError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

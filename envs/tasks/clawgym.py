@@ -59,12 +59,8 @@ def read(folder: Path) -> Task:
     mount_dir = fields.text("input_mount_dir", MOUNT_DIR)
     if fault := mount_dir_fault(mount_dir):
         raise fields.fault("input_mount_dir", f" is {mount_dir!r}; {fault}")
-    grader_gets = fields.of("grader_gets", list, [])
-    if unknown := [name for name in grader_gets if name not in GRADER_GETS]:
-        raise fields.fault("grader_gets", f": got {unknown[0]!r}, expected some of {GRADER_GETS}")
-    sessions = fields.of("sessions", list, [])
-    if not all(isinstance(session, str) and session.strip() for session in sessions):
-        raise fields.fault("sessions", ": expected a list of texts, the instructions of further sessions")
+    grader_gets = fields.texts("grader_gets", GRADER_GETS)
+    sessions = fields.texts("sessions")
     inputs = folder / "input_files"
     if inputs.is_symlink() or (inputs.exists() and not inputs.is_dir()):
         raise TaskError([f"{inputs}: expected a folder, not a link"])
@@ -73,7 +69,7 @@ def read(folder: Path) -> Task:
     except ServerFault as fault:
         raise TaskError([f"{path}:{line_of(text, 'mcp')}: {fault}"]) from None
     if _reads_payload(folder / "reward"):
-        grader_gets = [*grader_gets, "payload"]
+        grader_gets = (*grader_gets, "payload")
     task = Task(
         task_id,
         instruction,
@@ -83,7 +79,7 @@ def read(folder: Path) -> Task:
         tuple(dict.fromkeys(grader_gets)),
         servers,
         read_rubric(folder / RUBRIC) if (folder / RUBRIC).exists() else None,
-        tuple(sessions),
+        sessions,
     )
     grader = task.reward_dir / "reward.sh"
     missing = not grader.is_file() or grader.is_symlink() or grader.parent.is_symlink()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from envs.tasks.clawgym import MOUNT_DIR
 from envs.tasks.draft import Content, Draft, Scan
-from envs.tasks.faults import NoTasksError, TaskError
+from envs.tasks.faults import NoTasksError
 from envs.tasks.fields import Fields, parse_json
-from envs.tasks.jsonl import rows, tables
+from envs.tasks.jsonl import scan_lines, tables
 
 _HEAD = 1 << 20
-_ID = re.compile(r"^\s*id:\s*(\S.*?)\s*$", re.MULTILINE)
+_ID = re.compile(r"^[ \t]*id:[ \t]*(\S.*)$", re.MULTILINE)
 _REWARD_SH = """#!/usr/bin/env bash
 set -euo pipefail
 ({hook}
@@ -45,17 +45,7 @@ def scan(path: Path) -> Scan:
     files = [file for file in tables(path) if file.suffix == ".jsonl"]
     if not files:
         raise NoTasksError(f"{path}: holds no file *.jsonl")
-    found = Scan([], [])
-    for file in files:
-        try:
-            for line, text in rows(file):
-                try:
-                    found.drafts.append(_read(file, line, text))
-                except TaskError as error:
-                    found.faults.extend(error.faults)
-        except TaskError as error:
-            found.faults.extend(error.faults)
-    return found
+    return scan_lines(files, _read)
 
 
 def _read(file: Path, line: int, text: str) -> Draft:
@@ -69,7 +59,7 @@ def _read(file: Path, line: int, text: str) -> Draft:
         raise fields.fault("input_files", ": none of them is a Python file below reward/, which would grade the task")
     return Draft(
         where,
-        named[1] if named else f"task_{line - 1:05d}",
+        named[1].strip() if named else f"task_{line - 1:05d}",
         fields.text("prompt"),
         inputs,
         {**reward, "reward.sh": _REWARD_SH.replace("{hook}", hook)},
@@ -84,7 +74,7 @@ def _files(fields: Fields) -> tuple[dict[str, Content], dict[str, Content]]:
     reward: dict[str, Content] = {}
     for number, entry in enumerate(fields.of("input_files", list, [])):
         given = fields.entry("input_files", number, entry)
-        path, content = given.text("file_path"), given.of("content", str)
+        path, content = given.text("file_path"), given.content("content", given.of("content", str))
         graders = path.startswith("reward/")
         inside = given.name_in_workspace("file_path", path.removeprefix("reward/"))
         (reward if graders else inputs)[inside] = content

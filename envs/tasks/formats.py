@@ -5,15 +5,17 @@ To add a format: a module with ``recognised`` and ``scan``, and one line in ``FO
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from envs.sandbox.files import Bounds
 from envs.tasks import clawgym, clawgym_lines, harbor, jobbench, jsonl, officeqa, pinchbench
 from envs.tasks.clawgym import Loaded
 from envs.tasks.draft import Draft, Scan, size
 from envs.tasks.faults import NoTasksError, TaskError
+from envs.tasks.fields import path_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Format:
     scan: Callable[[Path], Scan]
 
 
-_MOST_BYTES = Bounds().total_bytes
+_BOUNDS = Bounds()
 
 
 def _never(_: Path) -> bool:
@@ -54,7 +56,7 @@ def format_of(path: Path, name: str | None = None) -> Format:
 
     Raises NoTasksError for a path that is not there, a name that is none, and a place of no known format.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
         raise NoTasksError(f"{path}: no such folder or file; expected tasks in one of: {', '.join(FORMATS)}")
     if name is not None and name not in FORMATS:
         raise NoTasksError(f"got the format {name!r}, expected one of: {', '.join(FORMATS)}")
@@ -73,16 +75,35 @@ def scan(path: Path, name: str | None = None) -> Scan:
     seen: dict[str, Draft] = {}
     faults = list(found.faults)
     for draft in found.drafts:
-        large = sum(map(size, draft.inputs.values()))
-        if large > _MOST_BYTES:
-            faults.append(
-                f"{draft.source}: its files have {large} bytes, expected at most {_MOST_BYTES} in a workspace"
-            )
+        if fault := _files_fault(draft):
+            faults.append(f"{draft.source}: {fault}")
         elif first := seen.get(draft.id):
             faults.append(f"{draft.source}: its id {draft.id!r} is also that of {first.source}")
         else:
             seen[draft.id] = draft
     return Scan(list(seen.values()), faults)
+
+
+def _files_fault(draft: Draft) -> str:
+    """Why the files of a task cannot be written; empty when they can."""
+    large = sum(map(size, draft.inputs.values()))
+    if large > _BOUNDS.total_bytes:
+        return f"its files have {large} bytes, expected at most {_BOUNDS.total_bytes} in a workspace"
+    if len(draft.inputs) > _BOUNDS.entries:
+        return f"it has {len(draft.inputs)} files, expected at most {_BOUNDS.entries} in a workspace"
+    for name in draft.inputs:
+        if fault := path_fault(name):
+            return f"its file {name[:80]!r}: {fault}"
+    for names in (draft.inputs, draft.reward):
+        if both := _file_and_folder(names):
+            return f"its file {both[:80]!r} is also a folder of another file"
+    return ""
+
+
+def _file_and_folder(names: Iterable[str]) -> str:
+    """A name that is also the beginning of another one's path; empty when there is none."""
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    return next((name for name in names if name in folders), "")
 
 
 def load(

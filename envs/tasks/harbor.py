@@ -22,12 +22,10 @@ import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from envs.sandbox.create import mount_dir_fault
 from envs.tasks.draft import Content, Draft, Scan
 from envs.tasks.faults import NoTasksError, TaskError
-from envs.tasks.fields import Fields, files_below, plain_metadata, read_text
+from envs.tasks.fields import Fields, files_below, parse_yaml, plain_metadata, read_text
 
 TOML, YAML = "task.toml", "task.yaml"
 _DEEPEST = 6
@@ -102,7 +100,7 @@ def _read(folder: Path) -> Draft:
     text = read_text(path)
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         line = re.search(r"line (\d+)", str(error))
         raise TaskError([f"{path}:{line[1] if line else 1}: not valid TOML: {error}"]) from None
     fields = Fields(values, lambda name: f"{path}:{_line(text, name)}")
@@ -126,13 +124,7 @@ def _read(folder: Path) -> Draft:
 def _read_older(folder: Path) -> Draft:
     path = folder / YAML
     text = read_text(path)
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise TaskError([f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {error}"]) from None
-    if not isinstance(values, dict):
-        raise TaskError([f"{path}:1: expected fields, got {type(values).__name__}"])
+    values = parse_yaml(text, path)
     fields = Fields(values, lambda name: f"{path}:{_line(text, name)}")
     instruction = fields.text("instruction").strip()
     metadata = plain_metadata({name: value for name, value in values.items() if name != "instruction"})
@@ -214,15 +206,20 @@ def _copied(
     """What one COPY puts into the workspace; what it puts elsewhere belongs to the image."""
     found: dict[str, Content] = {}
     for source in sources:
-        plain = source.lstrip("/") or "."
+        # Two stars are one there; Path.glob would take them for any depth, or for nothing it can read.
+        plain = re.sub(r"\*+", "*", source.lstrip("/")) or "."
         if ".." in PurePosixPath(plain).parts:
             raise TaskError([f"{environment / 'Dockerfile'}: COPY {source}: leads out of {environment}"])
         for path in sorted(environment.glob(plain)) if plain != "." else [environment]:
+            if path.resolve() != environment.resolve() / path.relative_to(environment):
+                raise TaskError([f"{environment / 'Dockerfile'}: COPY {source}: {path} is a link, or lies behind one"])
             if path.is_dir():
                 files = files_below(path)
                 files = {
                     name: file for name, file in files.items() if not (path == environment and name == "Dockerfile")
                 }
+            elif not path.is_file():
+                raise TaskError([f"{environment / 'Dockerfile'}: COPY {source}: expected a file, got a device"])
             else:
                 into_folder = written.endswith("/") or written in (".", "./") or len(sources) > 1
                 files = {path.name if into_folder or str(target) == workdir else "": path}

@@ -11,7 +11,7 @@ itself or with one of these. May hold besides: ``metadata``, ``mount_dir``, ``gr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from envs.sandbox.create import mount_dir_fault
 from envs.tasks.clawgym import GRADER_GETS
 from envs.tasks.draft import MOUNT_DIR, Content, Draft, Scan
 from envs.tasks.faults import NoTasksError, TaskError
-from envs.tasks.fields import Fields, parse_json, plain_metadata, read_text
+from envs.tasks.fields import MOST_BYTES as LONGEST_LINE
+from envs.tasks.fields import Fields, check_file, decoded, parse_json, plain_metadata
 from envs.tasks.rubric import rubric_in
 
 MOST_BYTES = 8 << 30
@@ -43,11 +44,32 @@ def tables(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.glob("*.jsonl"))
 
 
-def rows(file: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each line that is not blank. Raises TaskError as ``read_text``."""
-    for number, line in enumerate(read_text(file, MOST_BYTES).split("\n"), 1):
-        if line.strip():
-            yield number, line
+def scan_lines(files: Sequence[Path], read: Callable[[Path, int, str], Draft]) -> Scan:
+    """``read`` of file, number and text of each line that is not blank; a broken line costs no other."""
+    found = Scan([], [])
+    for file in files:
+        try:
+            for number, line in _lines(file):
+                try:
+                    found.drafts.append(read(file, number, decoded(line, file, number)))
+                except TaskError as error:
+                    found.faults.extend(error.faults)
+        except TaskError as error:
+            found.faults.extend(error.faults)
+    return found
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """One after the other, since a file of them may be larger than the memory. Raises TaskError."""
+    check_file(file, MOST_BYTES)
+    with file.open("rb") as opened:
+        number = 0
+        while line := opened.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise TaskError([f"{file}:{number}: got a longer line, expected at most {LONGEST_LINE} bytes"])
+            if line.strip():
+                yield number, line.rstrip(b"\r\n")
 
 
 def recognised(path: Path) -> bool:
@@ -56,17 +78,7 @@ def recognised(path: Path) -> bool:
 
 def scan(path: Path) -> Scan:
     """Every line of the files. Raises NoTasksError where there is none."""
-    found = Scan([], [])
-    files = [file for file in tables(path) if file.suffix == ".jsonl"]
-    for file in files:
-        try:
-            for line, text in rows(file):
-                try:
-                    found.drafts.append(_read(file, line, text))
-                except TaskError as error:
-                    found.faults.extend(error.faults)
-        except TaskError as error:
-            found.faults.extend(error.faults)
+    found = scan_lines([file for file in tables(path) if file.suffix == ".jsonl"], _read)
     if not found.drafts and not found.faults:
         raise NoTasksError(f"{path}: holds no lines; expected files *.jsonl with a task on each line")
     return found
@@ -88,28 +100,15 @@ def _read(file: Path, line: int, text: str) -> Draft:
         _grader(fields),
         plain_metadata(fields.of("metadata", dict, {})),
         mount_dir,
-        tuple(_texts(fields, "grader_gets", GRADER_GETS)),
+        fields.texts("grader_gets", GRADER_GETS),
         _rubric(fields),
-        tuple(_texts(fields, "sessions")),
+        fields.texts("sessions"),
     )
 
 
-def _texts(fields: Fields, name: str, among: tuple[str, ...] = ()) -> list[str]:
-    values: list[Any] = fields.of(name, list, [])
-    for value in values:
-        if not isinstance(value, str) or not value.strip() or (among and value not in among):
-            expected = f"some of {', '.join(among)}" if among else "texts"
-            raise fields.fault(name, f": got {str(value)[:80]!r}, expected {expected}")
-    return values
-
-
 def _files(fields: Fields, name: str) -> dict[str, Content]:
-    found: dict[str, Content] = {}
-    for path, content in fields.of(name, dict, {}).items():
-        if not isinstance(content, str):
-            raise fields.fault(name, f": {path[:80]!r} has {type(content).__name__}, expected a text")
-        found[fields.name_in_workspace(name, path)] = content
-    return found
+    given = fields.of(name, dict, {})
+    return {fields.name_in_workspace(name, path): fields.content(name, content) for path, content in given.items()}
 
 
 def _grader(fields: Fields) -> dict[str, Content]:

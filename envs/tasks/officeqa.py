@@ -122,16 +122,18 @@ def _files(row: Fields, documents: Mapping[str, Path]) -> _Sources:
 
 def _scan_table(table: Path, sources: Callable[[Fields], _Sources], found: Scan) -> None:
     reader = csv.DictReader(io.StringIO(read_text(table), newline=""), strict=True)
-    line = 2
-    try:
-        for row in reader:
-            try:
+    more = bool(reader.fieldnames)
+    while more:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+            more = row is not None
+            if row is not None:
                 found.drafts.append(_read(row, table, line, sources))
-            except TaskError as error:
-                found.faults.extend(error.faults)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        found.faults.append(f"{table}:{line}: not a row of a CSV: {error}")
+        except csv.Error as error:
+            found.faults.append(f"{table}:{line}: not a row of a CSV: {error}")
+        except TaskError as error:
+            found.faults.extend(error.faults)
 
 
 def _read(row: Mapping[str, str], table: Path, line: int, sources: Callable[[Fields], _Sources]) -> Draft:

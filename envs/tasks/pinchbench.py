@@ -18,19 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from envs.tasks.draft import Content, Draft, Scan
 from envs.tasks.faults import NoTasksError, TaskError
-from envs.tasks.fields import Fields, plain_metadata, read_text
+from envs.tasks.fields import Fields, parse_yaml, plain_metadata, read_text
 from envs.tasks.rubric import Criterion, rubric_of
 
 PATTERN = "task_*.md"
 TYPES = ("automated", "llm_judge", "hybrid")
-_FRONT = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*\r?\n(.*)", re.DOTALL)
-_SECTION = re.compile(r"^##[ \t]+(.+?)[ \t]*$", re.MULTILINE)
+_FRONT = re.compile(r"---[ \t]*\n(.*?\n)---[ \t]*\n(.*)", re.DOTALL)
+_SECTION = re.compile(r"^##[ \t]+(\S.*)$", re.MULTILINE)
 _CODE = re.compile(r"```python[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_CRITERION = re.compile(r"^###[ \t]+(?:Criterion[ \t]+\d+:[ \t]*)?(.+?)[ \t]*\(Weight:[ \t]*([\d.]+)[ \t]*%\)", re.M)
+_CRITERION = re.compile(r"^###[ \t].*\(Weight:[ \t]*([\d.]+)[ \t]*%\)", re.MULTILINE)
 _CHECK = re.compile(r"^-[ \t]+\[[ xX]\][ \t]+(.+)$", re.MULTILINE)
 _REWARD_SH = """#!/usr/bin/env bash
 # The checks may look at every file of the workspace, so they must not lie in it.
@@ -115,18 +113,11 @@ def _read(path: Path, root: Path) -> Draft:
 
 
 def _parse(path: Path) -> _File:
-    text = read_text(path)
+    text = read_text(path).replace("\r\n", "\n")
     match = _FRONT.match(text)
     if match is None:
         raise TaskError([f"{path}:1: no front matter; expected YAML between two lines of ---"])
-    try:
-        values = yaml.safe_load(match[1])
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = 2 + (mark.line if mark else 0)
-        raise TaskError([f"{path}:{line}: not valid YAML: {getattr(error, 'problem', error)}"]) from None
-    if not isinstance(values, dict):
-        raise TaskError([f"{path}:2: expected fields in the front matter, got {type(values).__name__}"])
+    values = parse_yaml(match[1], path, 2)
 
     def where(name: str) -> str:
         found = re.search(rf"^{re.escape(name)}:", match[1], re.MULTILINE)
@@ -134,8 +125,8 @@ def _parse(path: Path) -> _File:
 
     headings = list(_SECTION.finditer(text, match.start(2)))
     ends = [*(heading.start() for heading in headings[1:]), len(text)]
-    sections = {heading[1]: text[heading.end() : end] for heading, end in zip(headings, ends, strict=True)}
-    lines = {heading[1]: 1 + text.count("\n", 0, heading.start()) for heading in headings}
+    sections = {heading[1].rstrip(): text[heading.end() : end] for heading, end in zip(headings, ends, strict=True)}
+    lines = {heading[1].rstrip(): 1 + text.count("\n", 0, heading.start()) for heading in headings}
     return _File(path, Fields(values, where), sections, lines)
 
 
@@ -149,7 +140,8 @@ def _inputs(fields: Fields, root: Path) -> dict[str, Content]:
     for number, entry in enumerate(fields.of("workspace_files", list, [])):
         given = fields.entry("workspace_files", number, entry)
         if "content" in given.values:
-            inputs[given.name_in_workspace("path", given.text("path"))] = str(given.of("content", str))
+            inside = given.name_in_workspace("path", given.text("path"))
+            inputs[inside] = given.content("content", given.values["content"])
             continue
         source = given.text("source")
         inside = source if source.startswith("assets/") else f"assets/{source}"
@@ -165,9 +157,10 @@ def _checks(file: _File) -> str:
         raise TaskError([f"{where}: expected a block of ```python"])
     try:
         tree = ast.parse(code[1])
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise TaskError([f"{where}: line {line} of its code is no Python: {error.args[0]}"]) from None
+        what = error.args[0] if error.args else "it is nested too deeply"
+        raise TaskError([f"{where}: line {line} of its code is no Python: {what}"]) from None
     if not any(getattr(part, "name", "") == "grade" for part in tree.body):
         raise TaskError([f"{where}: expected a function grade(transcript, workspace_path)"])
     return code[1]
@@ -190,7 +183,7 @@ def _rubric(file: _File, share: float) -> dict[str, Any]:
     headings = list(_CRITERION.finditer(text))
     ends = [*(heading.start() for heading in headings[1:]), len(text)]
     criteria = [
-        Criterion(f"criterion_{number}", text[h.start() : end].lstrip("# ").strip(), float(h[2]), "fraction")
+        Criterion(f"criterion_{number}", text[h.start() : end].lstrip("# ").strip(), _weight(file, h[1]), "fraction")
         for number, (h, end) in enumerate(zip(headings, ends, strict=True) if headings else (), 1)
     ]
     if not criteria:
@@ -198,3 +191,11 @@ def _rubric(file: _File, share: float) -> dict[str, Any]:
         criteria = [Criterion(f"criterion_{number}", line, 1.0, "fraction") for number, line in enumerate(asked, 1)]
     expected = file.sections.get("Expected Behavior", "").strip()
     return rubric_of(file.fields, criteria, share, expected, "grading_type").plain()
+
+
+def _weight(file: _File, written: str) -> float:
+    try:
+        return float(written)
+    except ValueError:
+        where = f"{file.path}:{file.lines['LLM Judge Rubric']}: section '## LLM Judge Rubric'"
+        raise TaskError([f"{where}: got the weight {written[:20]!r} %, expected a number"]) from None

@@ -9,6 +9,7 @@ the judge's part of the grade; the rest is that of ``reward/reward.sh``, which a
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,8 +62,11 @@ def rubric_of(fields: Fields, criteria: list[Criterion], share: float, expected:
         raise fields.fault(name, " is empty; expected at least one criterion")
     if len({criterion.id for criterion in criteria}) < len(criteria):
         raise fields.fault(name, ": two criteria have the same id")
-    if not sum(criterion.weight for criterion in criteria) > 0:
+    total = sum(criterion.weight for criterion in criteria)
+    if not total > 0:
         raise fields.fault(name, ": every weight is 0; expected one above it")
+    if not math.isfinite(total):
+        raise fields.fault(name, ": the weights have no finite sum; expected smaller ones")
     if not 0 < share <= 1:
         raise fields.fault("share", f": got {share}, expected more than 0 and at most 1")
     return Rubric(tuple(criteria), share, expected)

@@ -39,9 +39,10 @@ def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: in
     loaded = load_path(tasks, folder)
     found = loaded.tasks
     order = random.Random(seed).sample(found, len(found))
-    n_heldout = round(len(order) * tasks.heldout)
+    n_heldout = max(1, round(len(order) * tasks.heldout)) if tasks.heldout else 0
     heldout = sorted(order[:n_heldout], key=lambda task: task.id)
-    train = [task for task in found if task not in heldout]
+    kept = {task.id for task in heldout}
+    train = [task for task in found if task.id not in kept]
     if not train:
         raise ValueError(
             f"tasks.heldout: got {tasks.heldout} of {len(found)} tasks, which leaves none to practise on; lower it"

@@ -58,5 +58,10 @@ def as_text(draft: Draft) -> str:
     return "\n".join(lines)
 
 
+def visible(text: str) -> str:
+    """Text of somebody else's with its control characters written out, which would else command the terminal."""
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())

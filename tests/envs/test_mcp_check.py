@@ -32,7 +32,7 @@ def test_tools_are_listed_and_what_fails_is_said(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "ends (outside): FAILS: MCP server ends: it ended with exit code 1" in said
     assert "field 'mcp[0].kind'" in said
-    assert "empty: names no MCP servers" in said
+    assert "1 of 3 tasks name no MCP servers" in said
     assert "skip-bad-tasks" not in said
 
 
@@ -44,7 +44,7 @@ def test_a_server_that_never_answers_and_a_folder_of_tasks(tmp_path, monkeypatch
     assert main() == 1
     said = capsys.readouterr().out
     assert "mute (outside): FAILS: it did not answer within 0.5 s" in said
-    assert "empty: names no MCP servers" in said
+    assert "1 of 2 tasks name no MCP servers" in said
     monkeypatch.setattr(sys, "argv", ["envs.mcp", "check", str(tmp_path / "none")])
     assert main() == 2
     assert "none: no such folder; expected one that holds task folders" in capsys.readouterr().err
