@@ -13,7 +13,10 @@ from configs.base import Config
 class JudgeConfig(Config):
     """An OpenAI-compatible endpoint that grades tasks with a rubric, outside of every sandbox."""
 
-    url: str = Field(description="Base URL, as the OpenAI clients take it, such as http://127.0.0.1:8000/v1.")
+    url: str = Field(
+        pattern=r"^https?://\S+$",
+        description="Base URL, as the OpenAI clients take it, such as http://127.0.0.1:8000/v1.",
+    )
     model: str = Field(description="Name of the model there.")
     key_env: str = Field("OPENAI_API_KEY", description="Environment variable that holds the key, where one is needed.")
     votes: int = Field(3, ge=1, description="Independent gradings of each criterion.")

@@ -10,6 +10,7 @@ import html
 import os
 import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from pathlib import Path
 _MOST_FILES = 2000
 _MOST_READ = 4 << 20
 _LEAST = 400
+_LARGEST_OFFICE = 32 << 20
+"""Bytes: the list of what such a file holds, which the agent may have made as long as the file, is read whole."""
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How office programs pack. Other ways ask for memory that the file itself names."""
+_CHUNK = 1 << 20
 _OFFICE = {
     ".docx": re.compile(r"word/document\.xml"),
     ".xlsx": re.compile(r"xl/(?:sharedStrings|worksheets/[^/]+)\.xml"),
@@ -76,7 +82,11 @@ def _compared(path: Path, before: Path) -> str:
         return "new"
     if path.lstat().st_size != before.stat().st_size:
         return "changed"
-    return "as at the start" if path.read_bytes() == before.read_bytes() else "changed"
+    with path.open("rb") as one, before.open("rb") as other:
+        while content := one.read(_CHUNK):
+            if content != other.read(_CHUNK):
+                return "changed"
+    return "as at the start"
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Path]]:
@@ -100,15 +110,18 @@ def _text(path: Path) -> str:
 
 
 def _office_text(path: Path, wanted: re.Pattern[str]) -> str:
+    if (large := path.lstat().st_size) > _LARGEST_OFFICE:
+        return f"(a document of {large} bytes, which is too large to be read)"
     said, left = [], _MOST_READ
     try:
         with zipfile.ZipFile(path) as packed:
-            for member in sorted(packed.namelist()):
-                if wanted.fullmatch(member) and left > 0:
+            for member in sorted(packed.infolist(), key=lambda member: member.filename):
+                if wanted.fullmatch(member.filename) and member.compress_type in _PACKED and left > 0:
                     with packed.open(member) as opened:
                         content = opened.read(left).decode("utf-8", "replace")
                     left -= len(content)
-                    said.append(f"[{member}]\n" + html.unescape(_TAG.sub(" ", _ENDS.sub("\n", content))))
-    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, ValueError) as error:
+                    said.append(f"[{member.filename}]\n" + html.unescape(_TAG.sub(" ", _ENDS.sub("\n", content))))
+    # What zipfile raises for bytes that are none of an archive: it has no error of its own for most of them.
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
         return f"(not a document that can be read: {type(error).__name__})"
     return re.sub(r"[ \t]+", " ", "\n".join(said))

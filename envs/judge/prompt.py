@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from envs.tasks.fields import each_once
 from envs.tasks.rubric import Criterion, Scale
 
 _SYSTEM = """You grade the outcome of a task that an agent worked on. You are given the task, criteria, and material: \
@@ -106,9 +107,11 @@ def read_answer(text: str, criteria: Sequence[Criterion]) -> dict[str, tuple[flo
     if found is None:
         raise AnswerError(f"no JSON object in {text[:200]!r}")
     try:
-        answer = _Answer.model_validate_json(found[0])
+        answer = _Answer.model_validate(json.loads(found[0], object_pairs_hook=each_once))
     except ValidationError as error:
         raise AnswerError(f"not of the form that was asked for: {error.errors()[0]['msg']}: {text[:200]!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(f"not JSON that can be read: {error}: {text[:200]!r}") from None
     given = [one.id for one in answer.criteria]
     wanted = {one.id: one for one in criteria}
     if sorted(given) != sorted(wanted):

@@ -26,6 +26,7 @@ from envs.tasks.faults import TaskError
 from envs.tasks.shown import as_text, statistics_of, visible
 
 _NEAR = 10
+_MOST_DIGITS = 9
 _EXAMPLES = """examples:
   python -m envs.tasks check my_tasks                   every task there: loads, and its grader keeps its word?
   python -m envs.tasks check my_tasks/sort_a_list       one task folder
@@ -70,9 +71,9 @@ async def _check(places: Sequence[Path], name: str | None, backend: Backend, roo
             if folder is not None:
                 findings = [one for one in await check_task(folder, root, backend, LIMITS) if one.wrong]
                 lines, failed = [str(one) for one in findings], any(one.broken for one in findings)
-            print(f"{'FAILS' if failed else 'warns' if lines else 'holds'}  {shown}")
+            print(visible(f"{'FAILS' if failed else 'warns' if lines else 'holds'}  {shown}"))
             for line in lines:
-                print(f"    {line}", flush=True)
+                print(visible(f"    {line}"), flush=True)
             checked += 1
             broken += failed
     print(f"{checked} task{'s' if checked != 1 else ''} checked, {broken} broken")
@@ -83,13 +84,15 @@ async def _check(places: Sequence[Path], name: str | None, backend: Backend, roo
 
 def _folders(place: Path, name: str | None, root: Path) -> Iterator[tuple[str, Path | None, list[str]]]:
     """Each task as it is called, its folder, or what is wrong with it."""
-    if formats.format_of(place, name).name == "clawgym":
-        yield from ((str(folder), folder, []) for folder in clawgym.folders(place))
-        return
     found = formats.scan(place, name)
     for fault in found.faults:
         yield fault.partition(": ")[0], None, [fault]
+    there = formats.format_of(place, name).name == "clawgym"
     for draft in found.drafts:
+        if there:
+            folder = Path(draft.source).parent
+            yield str(folder), folder, []
+            continue
         try:
             yield draft.source, clawgym.write_draft(draft, root / draft.folder_name).folder, []
         except TaskError as error:
@@ -195,8 +198,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}, expected a whole number of at least 1")
     return int(text)
 
 
@@ -209,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="reins-check-") as root:
             return asyncio.run(_check(arguments.places, arguments.format, arguments.backend, Path(root)))
     except (SandboxError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

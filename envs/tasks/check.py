@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envs.finding import Finding
 from envs.sandbox.base import Limits, WorkspaceTooLarge
 from envs.sandbox.create import Backend, unavailable
-from envs.sandbox.grading import LIMITS, GraderFailureError, read_score, run_grader
+from envs.sandbox.grading import LIMITS, GraderFailureError, progress, read_score, run_grader
 from envs.sandbox.relay import tried
 from envs.tasks import clawgym
+from envs.tasks.fields import parse_json, read_text
 from envs.tasks.task import Task
 
 _MARK = "reins: counters of the network"
@@ -37,7 +37,7 @@ class _Run:
 
 
 async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits: Limits = LIMITS) -> list[Finding]:
-    """Every promise of a task folder with what is wrong with it; its grader runs three times.
+    """Every promise of a task folder with what is wrong with it; its grader runs three times, and once ``step.sh``.
 
     ``root``: where sandboxes are made; ``limits``: of each run. Raises SandboxError when the sandbox fails.
     """
@@ -64,13 +64,16 @@ async def check_task(folder: Path, root: Path, backend: Backend = "auto", limits
         "and be tried again; print 0 where something is missing"
     )
     findings.append(Finding("scores an empty workspace", deleted if empty.fault else ""))
+    if task.gives_steps:
+        findings.append(await _of_the_steps(task, root, backend, limits))
     if backend != "process" and not (backend == "auto" and unavailable()):
         findings.append(_of_the_network([first, empty]))
     return findings
 
 
 def _of_the_fields(folder: Path) -> Finding:
-    entry = json.loads((folder / clawgym.ENTRY).read_text(encoding="utf-8"))
+    path = folder / clawgym.ENTRY
+    entry = parse_json(read_text(path), path)
     wrong = ""
     if unknown := sorted(entry.keys() - clawgym.FIELDS):
         wrong = f"nothing reads {', '.join(unknown)}; what is read is {', '.join(sorted(clawgym.FIELDS))}"
@@ -112,6 +115,21 @@ def _of_two_runs(first: _Run, again: _Run) -> Finding:
         shown = [f"{run.score:g}" if run.score is not None else run.fault for run in (first, again)]
         wrong = f"two runs on the same files gave {shown[0]} and {shown[1]}: the reward would be noise"
     return Finding("gives the same score again", wrong)
+
+
+async def _of_the_steps(task: Task, root: Path, backend: Backend, limits: Limits) -> Finding:
+    wrong = ""
+    try:
+        start = await progress(task, "", backend, root, limits)
+    except GraderFailureError as error:
+        wrong = (
+            f"reward/step.sh, before anything was said: {' '.join(str(error).split())}: the environment Harness-v0 would "
+            "end with this error; print a number in [0, 1], 0 where nothing is done yet"
+        )
+    else:
+        if start == 1.0:
+            wrong = "reward/step.sh gives 1 before anything was said: there is no progress left to reward"
+    return Finding("tells the progress of an episode that begins", wrong)
 
 
 def _of_the_network(runs: list[_Run]) -> Finding:

@@ -61,9 +61,8 @@ def read(folder: Path) -> Task:
         raise fields.fault("input_mount_dir", f" is {mount_dir!r}; {fault}")
     grader_gets = fields.texts("grader_gets", GRADER_GETS)
     sessions = fields.texts("sessions")
-    inputs = folder / "input_files"
-    if inputs.is_symlink() or (inputs.exists() and not inputs.is_dir()):
-        raise TaskError([f"{inputs}: expected a folder, not a link"])
+    for part in ("input_files", "reward"):
+        files_below(folder / part)
     try:
         servers = read_servers(entry.get("mcp", []), folder)
     except ServerFault as fault:

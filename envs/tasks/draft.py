@@ -12,6 +12,7 @@ from typing import Any
 Content = str | bytes | Path
 """What a file of a task will hold: text, bytes, or a file that is copied."""
 MOUNT_DIR = "/root/workspace"
+_DIGEST = re.compile(r"-[0-9a-f]{8}$")
 
 
 def size(content: Content) -> int:
@@ -45,7 +46,12 @@ class Draft:
     def folder_name(self) -> str:
         """The id where it can name a folder; else what of it can, with a digest that tells it apart."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.id).strip(".-")[:80]
-        return plain if plain == self.id else f"{plain}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
+        # An id that looks like one of those with a digest gets one of its own: no two ids share a folder.
+        return (
+            plain
+            if plain == self.id and not _DIGEST.search(plain)
+            else f"{plain}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
+        )
 
     @property
     def graded_by(self) -> str:

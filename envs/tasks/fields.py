@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,7 +60,8 @@ def decoded(content: bytes, path: Path, line: int = 1) -> str:
         raise TaskError([f"{path}:{line}: not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON that ``pairs`` are. Raises ValueError for a field that stands there twice."""
     names: set[str] = set()
     for name, _ in pairs:
         if name in names:
@@ -72,7 +73,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parse_json(text: str, path: Path, line: int = 1) -> dict[str, Any]:
     """The JSON object that ``text`` is; ``line`` is where it begins in ``path``. Raises TaskError."""
     try:
-        entry = json.loads(text, object_pairs_hook=_each_once)
+        entry = json.loads(text, object_pairs_hook=each_once)
     except json.JSONDecodeError as error:
         where = f"{path}:{line + error.lineno - 1}:{error.colno}"
         raise TaskError([f"{where}: not valid JSON: {error.msg}"]) from error
@@ -108,13 +109,14 @@ def parse_yaml(text: str, path: Path, line: int = 1) -> dict[str, Any]:
         raise TaskError([f"{path}:{line}: got {len(text)} characters of YAML, expected at most {_MOST_YAML}"])
     try:
         # It is a SafeLoader: it makes plain values and nothing else.
-        values = yaml.load(text, _Yaml)  # noqa: S506
+        values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{line + (mark.line if mark else 0)}"
         raise TaskError([f"{where}: not valid YAML: {getattr(error, 'problem', error)}"]) from None
-    except (RecursionError, ValueError) as error:
-        raise TaskError([f"{path}:{line}: not YAML that can be read: {error}"]) from None
+    # Its constructors fail in ways of their own on a tag that does not fit its value, as in `!!bool maybe`.
+    except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise TaskError([f"{path}:{line}: not YAML that can be read: {type(error).__name__}: {error}"]) from None
     if not isinstance(values, dict):
         raise TaskError([f"{path}:{line}: expected fields, got {type(values).__name__}"])
     return values
@@ -180,6 +182,11 @@ class Fields:
             raise self.fault(name, " holds half a surrogate pair")
         return value
 
+    def only(self, known: Collection[str]) -> None:
+        """No field but those: what nothing reads is mostly a slip of the pen in the name of one that is read."""
+        if unknown := sorted(set(self.values) - set(known)):
+            raise self.fault(unknown[0], f": unknown here, expected some of {', '.join(sorted(known))}")
+
     def identifier(self, name: str) -> str:
         value = self.text(name).strip()
         if len(value) > _LONGEST_ID or not value.isprintable():
@@ -237,6 +244,12 @@ def path_fault(value: object) -> str:
         return "expected a path below the workspace, without a '/' in front, '..' or a backslash"
     if not path.parts or value.endswith("/"):
         return "expected the path of a file"
+    return place_fault(value)
+
+
+def place_fault(value: str) -> str:
+    """Why a workspace can have no file at a relative path; empty when it can."""
+    path = PurePosixPath(value)
     if "\0" in value or not _encodes(value):
         return "expected a path without zero bytes and halves of surrogate pairs"
     if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):

@@ -15,7 +15,7 @@ from envs.tasks import clawgym, clawgym_lines, harbor, jobbench, jsonl, officeqa
 from envs.tasks.clawgym import Loaded
 from envs.tasks.draft import Draft, Scan, size
 from envs.tasks.faults import NoTasksError, TaskError
-from envs.tasks.fields import path_fault
+from envs.tasks.fields import Fields, place_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,35 @@ def format_of(path: Path, name: str | None = None) -> Format:
 
 def scan(path: Path, name: str | None = None) -> Scan:
     """What ``path`` holds, sound or not; a second task of one id is a fault. Raises NoTasksError."""
-    found = format_of(path, name).scan(path)
+    one = format_of(path, name)
+    found = one.scan(path)
     seen: dict[str, Draft] = {}
     faults = list(found.faults)
     for draft in found.drafts:
-        if fault := _files_fault(draft):
+        if fault := _words_fault(draft):
+            faults.append(fault)
+        elif fault := _files_fault(draft):
             faults.append(f"{draft.source}: {fault}")
         elif first := seen.get(draft.id):
             faults.append(f"{draft.source}: its id {draft.id!r} is also that of {first.source}")
         else:
             seen[draft.id] = draft
+    if not found.drafts and not faults:
+        raise NoTasksError(f"{path}: holds no task; expected {one.what}")
     return Scan(list(seen.values()), faults)
+
+
+def _words_fault(draft: Draft) -> str:
+    """Why the id or the instructions of a task cannot be used, which may come from names of folders and from texts."""
+    said = {"id": draft.id, "instruction": draft.instruction, "sessions": list(draft.sessions)}
+    fields = Fields(said, lambda _: draft.source)
+    try:
+        fields.identifier("id")
+        fields.text("instruction")
+        fields.texts("sessions")
+    except TaskError as error:
+        return error.faults[0]
+    return ""
 
 
 def _files_fault(draft: Draft) -> str:
@@ -92,7 +110,7 @@ def _files_fault(draft: Draft) -> str:
     if len(draft.inputs) > _BOUNDS.entries:
         return f"it has {len(draft.inputs)} files, expected at most {_BOUNDS.entries} in a workspace"
     for name in draft.inputs:
-        if fault := path_fault(name):
+        if fault := place_fault(name):
             return f"its file {name[:80]!r}: {fault}"
     for names in (draft.inputs, draft.reward):
         if both := _file_and_folder(names):
@@ -119,16 +137,14 @@ def load(
 
     Raises TaskError for any broken task; with ``skip_bad`` only when none is sound. NoTasksError when none is left.
     """
-    if format_of(path, name).name == "clawgym":
-        loaded = clawgym.load(path, skip_bad)
-        tasks = [task for task in loaded.tasks if task.rubric is None or not scripted]
-    else:
-        found = scan(path, name)
-        if found.faults and not (skip_bad and found.drafts):
-            raise TaskError(found.faults)
-        drafts = [draft for draft in found.drafts if draft.rubric is None or not scripted]
-        tasks = [clawgym.write_draft(draft, folder / draft.folder_name) for draft in drafts[:limit]]
-        loaded = Loaded(tasks, tuple(found.faults))
-    if not tasks:
+    found = scan(path, name)
+    if found.faults and not (skip_bad and found.drafts):
+        raise TaskError(found.faults)
+    drafts = [draft for draft in found.drafts if draft.rubric is None or not scripted][:limit]
+    if not drafts:
         raise NoTasksError(f"{path}: every task there needs a judge; give one, or take tasks.graded_by=any")
-    return Loaded(tasks[:limit], loaded.skipped)
+    if format_of(path, name).name == "clawgym":
+        tasks = [clawgym.read(Path(draft.source).parent) for draft in drafts]
+    else:
+        tasks = [clawgym.write_draft(draft, folder / draft.folder_name) for draft in drafts]
+    return Loaded(tasks, tuple(found.faults))

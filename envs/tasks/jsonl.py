@@ -87,8 +87,7 @@ def scan(path: Path) -> Scan:
 def _read(file: Path, line: int, text: str) -> Draft:
     where = f"{file}:{line}"
     fields = Fields(parse_json(text, file, line), lambda _: where)
-    if unknown := sorted(fields.values.keys() - KNOWN):
-        raise fields.fault(unknown[0], f": unknown here, expected some of {', '.join(sorted(KNOWN))}")
+    fields.only(KNOWN)
     mount_dir = fields.text("mount_dir", MOUNT_DIR)
     if fault := mount_dir_fault(mount_dir):
         raise fields.fault("mount_dir", f" is {mount_dir!r}; {fault}")

@@ -122,7 +122,14 @@ def _files(row: Fields, documents: Mapping[str, Path]) -> _Sources:
 
 def _scan_table(table: Path, sources: Callable[[Fields], _Sources], found: Scan) -> None:
     reader = csv.DictReader(io.StringIO(read_text(table), newline=""), strict=True)
-    more = bool(reader.fieldnames)
+    try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise TaskError([f"{table}:1: not a row of a CSV: {error}"]) from None
+    if twice := next((name for name in columns if columns.count(name) > 1), ""):
+        raise TaskError([f"{table}:1: the column {twice!r} stands there twice; leave one of them out"])
+    reader.fieldnames = columns
+    more = bool(columns)
     while more:
         line = reader.line_num + 1
         try:

@@ -19,6 +19,8 @@ from envs.tasks.fields import Fields, line_of, parse_json, read_text
 Scale = Literal["pass", "fraction", "points"]
 SCALES: tuple[Scale, ...] = ("pass", "fraction", "points")
 FILE = "rubric.json"
+_FIELDS = ("criteria", "share", "expected")
+_CRITERION = ("id", "text", "weight", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def read_rubric(path: Path) -> Rubric:
 
 def rubric_in(fields: Fields) -> Rubric:
     """The rubric that ``fields`` are those of. Raises TaskError."""
+    fields.only(_FIELDS)
     criteria = [_criterion(fields, number, entry) for number, entry in enumerate(fields.of("criteria", list))]
     return rubric_of(fields, criteria, fields.number("share", 1.0), fields.text("expected", ""))
 
@@ -74,5 +77,6 @@ def rubric_of(fields: Fields, criteria: list[Criterion], share: float, expected:
 
 def _criterion(fields: Fields, number: int, entry: object) -> Criterion:
     inner = fields.entry("criteria", number, entry)
+    inner.only(_CRITERION)
     scale: Any = inner.choice("scale", SCALES, "pass")
     return Criterion(inner.identifier("id"), inner.text("text"), inner.number("weight", 1.0), scale)
