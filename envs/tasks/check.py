@@ -120,15 +120,12 @@ def _of_two_runs(first: _Run, again: _Run) -> Finding:
 async def _of_the_steps(task: Task, root: Path, backend: Backend, limits: Limits) -> Finding:
     wrong = ""
     try:
-        start = await progress(task, "", backend, root, limits)
+        await progress(task, "", backend, root, limits)
     except GraderFailureError as error:
         wrong = (
-            f"reward/step.sh, before anything was said: {' '.join(str(error).split())}: the environment Harness-v0 would "
-            "end with this error; print a number in [0, 1], 0 where nothing is done yet"
+            f"reward/step.sh, before anything was said: {' '.join(str(error).split())}: the steps of Harness-v0 would "
+            "earn nothing; print a number in [0, 1], 0 where nothing is done yet"
         )
-    else:
-        if start == 1.0:
-            wrong = "reward/step.sh gives 1 before anything was said: there is no progress left to reward"
     return Finding("tells the progress of an episode that begins", wrong)
 
 

@@ -46,12 +46,10 @@ class Draft:
     def folder_name(self) -> str:
         """The id where it can name a folder; else what of it can, with a digest that tells it apart."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", self.id).strip(".-")[:80]
-        # An id that looks like one of those with a digest gets one of its own: no two ids share a folder.
-        return (
-            plain
-            if plain == self.id and not _DIGEST.search(plain)
-            else f"{plain}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
-        )
+        # One that looks as if it had a digest gets one too: no two ids share a folder.
+        if plain == self.id and not _DIGEST.search(plain):
+            return plain
+        return f"{plain}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
 
     @property
     def graded_by(self) -> str:

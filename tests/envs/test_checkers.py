@@ -161,6 +161,24 @@ async def test_a_broken_task_is_told_in_a_sentence(tmp_path, script, promise, wo
     assert words in wrong(findings)[promise]
 
 
+@pytest.mark.parametrize(
+    ("script", "words"), [("echo 0", ""), ("echo 2", "'2', expected a number"), ("exit 3", "code 3")]
+)
+async def test_what_tells_the_progress_of_an_episode_is_run_too(tmp_path, script, words):
+    folder = make_task(tmp_path, "echo 0\n")
+    (folder / "reward" / "step.sh").write_text(f'cat "$REINS_TRANSCRIPT" || exit 9\n{script}\n')
+    findings = {finding.promise: finding for finding in await check_task(folder, tmp_path / "rooms", "bubblewrap")}
+    found = findings["tells the progress of an episode that begins"]
+    assert (found.broken, words in found.wrong) == (bool(words), True)
+
+
+async def test_an_entry_that_begins_with_a_byte_order_mark_is_checked(tmp_path):
+    folder = make_task(tmp_path, "echo 0\n")
+    entry = folder / "data_entry.json"
+    entry.write_bytes(b"\xef\xbb\xbf" + entry.read_bytes())
+    assert wrong(await check_task(folder, tmp_path / "rooms", "process")) == {}
+
+
 async def test_a_field_that_nothing_reads_is_a_warning(tmp_path):
     folder = make_task(tmp_path, "echo 0\n")
     entry = folder / "data_entry.json"

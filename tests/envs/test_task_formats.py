@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_tasks import BROKEN, MAKERS, NAMES, clawgym, harbor, jobbench, jsonl, officeqa, pinchbench, put
+from needs import require
 
 from envs.sandbox.create import unavailable
 from envs.sandbox.grading import GraderFailureError, Told, grade
@@ -113,6 +115,8 @@ def test_a_link_in_place_of_a_file_is_not_followed(maker, tmp_path):
 @pytest.mark.parametrize(
     ("maker", "file"),
     [
+        ("clawgym", "input_files/deep/leak.txt"),
+        ("clawgym", "reward/leak.txt"),
         ("jobbench", "task_folder/leak.txt"),
         ("harbor", "environment/files/leak.txt"),
         ("harbor", "tests/leak.txt"),
@@ -123,10 +127,13 @@ def test_a_link_in_place_of_a_file_is_not_followed(maker, tmp_path):
 def test_a_link_among_a_tasks_files_is_a_fault(maker, file, tmp_path):
     (entry,) = made(tmp_path, maker, 1)
     link = entry.parent / file
+    link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to("/etc/passwd")
     (fault,) = formats.scan(tmp_path).faults
     assert "link" in fault
+    with pytest.raises(TaskError, match="link"):
+        formats.load(tmp_path, tmp_path / "written")
 
 
 @KINDS
@@ -197,7 +204,8 @@ def test_pinchbench_weights_sessions_and_checklists(tmp_path):
 
 
 def test_jobbench_is_read_from_parquet_too(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
+    require(find_spec("pyarrow") is not None, "pip install reins[parquet]")
+    import pyarrow
     from pyarrow import parquet
 
     reference = "dataset/bakers/task1/task_folder/bills.csv"
@@ -250,8 +258,8 @@ GRADED = [
 @pytest.mark.parametrize("backend", ["bubblewrap", "process"])
 @pytest.mark.parametrize(("maker", "outcome", "untouched", "score"), GRADED, ids=[case[0] for case in GRADED])
 async def test_graders_run_on_both_backends(maker, outcome, untouched, score, backend, tmp_path):
-    if backend == "bubblewrap" and unavailable():
-        pytest.skip(unavailable())
+    if backend == "bubblewrap":
+        require(not unavailable(), f"apt-get install bubblewrap ({unavailable()})")
     made(tmp_path / "set", maker, 1)
     (task,) = formats.load(tmp_path / "set", tmp_path / "written").tasks
     told = Told("It is <FINAL_ANSWER>2602</FINAL_ANSWER>", SAID + "\n")

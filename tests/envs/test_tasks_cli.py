@@ -34,11 +34,12 @@ def test_numbers_of_a_set(maker, tmp_path, capsys):
 def test_some_tasks_are_drawn_by_a_seed_and_written(maker, tmp_path, capsys):
     place = made(tmp_path / "set", maker, 9)
     drawn = []
-    for seed in ("1", "1", "2"):
-        assert main(["sample", place, "4", "--seed", seed, "--out", str(tmp_path / seed)]) == 0
-        drawn.append(capsys.readouterr().out.replace(str(tmp_path / "1"), ""))
+    for number, seed in enumerate("112"):
+        out = tmp_path / str(number)
+        assert main(["sample", place, "4", "--seed", seed, "--out", str(out)]) == 0
+        drawn.append(capsys.readouterr().out.replace(str(out), ""))
+        assert len(clawgym.load(out).tasks) == 4
     assert drawn[0] == drawn[1] != drawn[2]
-    assert len(clawgym.load(tmp_path / "1").tasks) == 4
 
 
 @KINDS
@@ -89,3 +90,61 @@ def test_built_in_tasks_are_made(tmp_path, capsys):
 def test_a_place_that_is_not_there(argv, capsys):
     assert main(argv) == 2
     assert "/nowhere: no such folder or file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["sample", "SET", "2"], ["generate"]])
+def test_tasks_are_not_written_among_what_is_there(command, tmp_path, capsys):
+    place = made(tmp_path / "set", "jsonl")
+    kept = tmp_path / "mine" / "kept.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    assert main([place if word == "SET" else word for word in command] + ["--out", str(kept.parent)]) == 2
+    assert f"--out: {kept.parent} exists already; expected a new folder" in capsys.readouterr().err
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_sample_that_is_smaller_than_was_asked_for_says_so(tmp_path, capsys):
+    place = made(tmp_path, "jsonl", 3)
+    assert main(["sample", place, "50"]) == 0
+    assert f"{place} has 3 sound tasks, and 50 were asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many", "1.5", "9" * 5000])
+def test_a_count_that_is_none_is_told_in_words(count, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--out", str(tmp_path), f"--count={count}"])
+    assert f"got '{count[:80]}', expected a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_an_id_that_is_none_is_answered_with_those_that_there_are(tmp_path, capsys):
+    place = made(tmp_path, "jsonl", 12)
+    assert main(["show", place, "x"]) == 2
+    assert "it has own-0, own-1, own-2, own-3, own-4, own-5, own-6, own-7, own-8, own-9, and 2 more" in (
+        capsys.readouterr().err
+    )
+    assert main(["show", place, "own-11 "]) == 2
+    (tmp_path / "own.jsonl").write_text("{")
+    assert main(["show", place, "x"]) == 2
+    assert "it has none that can be read\n" in capsys.readouterr().err
+
+
+def test_words_of_a_task_cannot_command_the_terminal(tmp_path, capsys):
+    row = {"id": "a", "instruction": "x\x1b[2Jy", "grader": "printf '\\033[2J' >&2; exit 1"}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row) + '\n{"id": "\x1b[2J", "id": 1}\n')
+    for command in (
+        ["show", str(tmp_path), "a"],
+        ["sample", str(tmp_path)],
+        ["check", "--backend=process", str(tmp_path)],
+    ):
+        main(command)
+    said = capsys.readouterr()
+    assert "\\x1b[2J" in said.out
+    assert "\x1b" not in said.out + said.err
+
+
+def test_two_task_folders_of_one_id_are_broken(tmp_path, capsys):
+    made(tmp_path, "clawgym", 2)
+    entry = tmp_path / "t01" / "data_entry.json"
+    entry.write_text(entry.read_text().replace("task_1", "task_0"))
+    assert main(["check", "--backend", "process", str(tmp_path)]) == 1
+    assert "'task_0' is also the id of" in capsys.readouterr().out
