@@ -29,7 +29,7 @@ class Endpoint:
 
 @contextmanager
 def endpoint(answer: Answer) -> Iterator[Endpoint]:
-    """``answer`` gives from the number of a request and its body a text, or a status."""
+    """``answer`` gives from the number of a request and its body a text, a status, or the bytes of a whole reply."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,7 +41,7 @@ def endpoint(answer: Answer) -> Iterator[Endpoint]:
                 made.keys.append(self.headers["Authorization"])
             said = answer(number, body)
             status = said if isinstance(said, int) else 200
-            message = {"role": "assistant", "content": said}
+            message = {"role": "assistant", "content": None if isinstance(said, bytes) else said}
             reply = {
                 "id": "c1",
                 "object": "chat.completion",
@@ -51,6 +51,8 @@ def endpoint(answer: Answer) -> Iterator[Endpoint]:
                 "usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
             }
             content = json.dumps(reply if status == 200 else {"error": {"message": "no", "type": "x"}}).encode()
+            if isinstance(said, bytes):
+                content = said
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))

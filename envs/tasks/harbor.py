@@ -25,7 +25,7 @@ from typing import Any
 from envs.sandbox.create import mount_dir_fault
 from envs.tasks.draft import Content, Draft, Scan
 from envs.tasks.faults import NoTasksError, TaskError
-from envs.tasks.fields import Fields, files_below, parse_yaml, plain_metadata, read_text
+from envs.tasks.fields import Fields, files_below, parse_yaml, place_fault, plain_metadata, read_text
 
 TOML, YAML = "task.toml", "task.yaml"
 _DEEPEST = 6
@@ -210,6 +210,8 @@ def _copied(
         plain = re.sub(r"\*+", "*", source.lstrip("/")) or "."
         if ".." in PurePosixPath(plain).parts:
             raise TaskError([f"{environment / 'Dockerfile'}: COPY {source}: leads out of {environment}"])
+        if fault := place_fault(f"{environment.name}/{plain}"):
+            raise TaskError([f"{environment / 'Dockerfile'}: COPY {source[:80]!r}: {fault}"])
         for path in sorted(environment.glob(plain)) if plain != "." else [environment]:
             if path.resolve() != environment.resolve() / path.relative_to(environment):
                 raise TaskError([f"{environment / 'Dockerfile'}: COPY {source}: {path} is a link, or lies behind one"])

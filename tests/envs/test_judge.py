@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
 import json
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 from judge_api import endpoint, graded
 from made_tasks import put
+from pydantic import ValidationError
 
 from configs.judge import JudgeConfig
 from envs.judge.client import JudgeError
@@ -107,6 +112,64 @@ async def test_what_is_no_grade_is_an_error_and_never_a_zero(answer, words, task
             await judge.grade(task, RUBRIC, workspace)
     for word in words:
         assert word in str(caught.value)
+
+
+NO_COMPLETIONS = [
+    b"<html>Welcome</html>",
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"1.0"',
+    b"[" * 200_000,
+    b'{"choices": "1.0"}',
+    b'{"choices": [{}]}',
+    b'{"choices": [null]}',
+    b'{"choices": [{"message": null}]}',
+    b'{"choices": [{"message": {"content": 1.0}}]}',
+    b'{"choices": [{"message": {"content": ["1.0"]}}]}',
+    b'{"choices": [{"message": {"content": "\xe9"}}]}',
+]
+
+
+@pytest.mark.parametrize("answer", NO_COMPLETIONS, ids=lambda answer: repr(answer[:40]))
+async def test_a_reply_that_is_no_completion_is_an_error_that_shows_it(answer, task, workspace):
+    with endpoint(lambda *_: answer) as made:
+        judge = Judge(config(made.url, votes=1))
+        with pytest.raises(JudgeError, match=r"no chat completion: b.*; look at judge\.url"):
+            await judge.grade(task, RUBRIC, workspace)
+
+
+@pytest.mark.parametrize("usage", ["null", "{}", '{"prompt_tokens": null, "completion_tokens": 3}'])
+async def test_a_grade_counts_where_its_tokens_are_not_told(usage, task, workspace):
+    content = json.dumps(graded())
+    answer = f'{{"choices": [{{"message": {{"content": {content}}}}}], "usage": {usage}}}'.encode()
+    with endpoint(lambda *_: answer) as made:
+        judge = Judge(config(made.url, votes=1, usd_per_million_in=1.0, usd_per_million_out=1.0))
+        verdict = await judge.grade(task, RUBRIC, workspace)
+    assert (verdict.score, verdict.cost.requests, verdict.cost.usd) == (pytest.approx(0.875), 1, None)
+
+
+async def test_an_answer_that_drips_without_end_runs_out_of_time(task, workspace):
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        judge = Judge(config(f"http://127.0.0.1:{port}/v1", votes=1, retries=0, timeout_s=0.5))
+        with pytest.raises(JudgeError, match=r"gave no whole answer in 0\.5 s; look at judge\.timeout_s"):
+            await asyncio.wait_for(judge.grade(task, RUBRIC, workspace), 20)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000/v1", "ftp://x/v1", "http://", "http://a b"])
+def test_a_url_that_is_none_is_told_before_anything_starts(url):
+    with pytest.raises(ValidationError, match="url"):
+        config(url)
 
 
 async def test_an_endpoint_that_is_not_there_is_an_error(task, workspace):
@@ -218,8 +281,70 @@ def test_documents_of_office_programs_are_read_as_text(tmp_path):
     assert len(shown) < 200_000
 
 
+def docx(packing: int) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", packing) as packed:
+        packed.writestr("word/document.xml", "<w:p>" + "The total is 91. " * 40)
+    return made.getvalue()
+
+
+def test_no_bytes_of_a_document_break_the_evidence(tmp_path):
+    chance = random.Random(0)
+    sound = [docx(way) for way in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)]
+    for _ in range(3000):
+        content = bytearray(chance.choice(sound))
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(content))
+            content[at : at + chance.choice((0, 1, 30))] = chance.randbytes(chance.choice((0, 1, 8)))
+        put(tmp_path / "o" / "a.docx", bytes(content))
+        assert "File 'a.docx':" in evidence(tmp_path / "o", tmp_path / "none", "", "", 10_000)
+
+
+def test_a_document_that_is_cut_or_packed_in_other_ways_is_told(tmp_path):
+    deflated = docx(zipfile.ZIP_DEFLATED)
+    end = deflated.index(b"PK\x01\x02")
+    put(
+        tmp_path / "o" / "cut.docx",
+        deflated[: end - 20] + deflated[end:].replace(end.to_bytes(4, "little"), (end - 20).to_bytes(4, "little")),
+    )
+    put(tmp_path / "o" / "lzma.docx", docx(zipfile.ZIP_LZMA))
+    with (tmp_path / "o" / "large.docx").open("wb") as large:
+        large.truncate((32 << 20) + 1)
+    shown = evidence(tmp_path / "o", tmp_path / "none", "", "", 100_000)
+    assert "File 'cut.docx':\n(not a document that can be read" in shown
+    assert "a document of 33554433 bytes, which is too large to be read" in shown
+    assert "The total" not in shown
+
+
+@pytest.mark.parametrize("changed", [0, (3 << 20) - 1])
+def test_files_of_one_length_are_compared_to_their_ends(changed, tmp_path):
+    before = bytearray(3 << 20)
+    put(tmp_path / "in" / "a.bin", bytes(before))
+    put(tmp_path / "out" / "a.bin", bytes(before))
+    assert "as at the start" in evidence(tmp_path / "out", tmp_path / "in", "", "", 10_000)
+    before[changed] = 1
+    put(tmp_path / "out" / "a.bin", bytes(before))
+    assert "'a.bin', 3145728 bytes, changed" in evidence(tmp_path / "out", tmp_path / "in", "", "", 10_000)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "{", '{"criteria": [{}]}', "\ud800", '{"criteria": [{"id": 1, "score": "x"}]}']
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "{",
+        "{" * 100_000 + "}",
+        '{"criteria": [{}]}',
+        "\ud800",
+        '{"criteria": [{"id": 1, "score": "x"}]}',
+        '{"criteria": [{"id": "total", "score": 0, "score": 1}, {"id": "style", "score": 1}]}',
+        '{"criteria": [], "criteria": [{"id": "total", "score": 1}, {"id": "style", "score": 1}]}',
+        '{"criteria": [{"id": "total", "score": 0}, {"id": "total", "score": 1}, {"id": "style", "score": 1}]}',
+        '{"criteria": [{"id": "total", "score": 1}, {"id": "style", "score": NaN}]}',
+        '{"criteria": [{"id": "total", "score": 1}, {"id": "style", "score": ' + "9" * 5000 + "}]}",
+    ],
+    ids=lambda text: repr(text[:60]),
 )
 def test_answers_of_no_form_are_told_apart(text):
     with pytest.raises(AnswerError):

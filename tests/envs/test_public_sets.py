@@ -1,6 +1,7 @@
 """The public benchmarks as their authors publish them: they load, and their graders run.
 
-REINS_CLAWGYM and REINS_PINCHBENCH name where they are; they may not be passed on, so a machine without them skips. Grading ClawGym as by hand: ``benchmarks/clawgym.py``.
+REINS_CLAWGYM and REINS_PINCHBENCH name where they are; they may not be passed on, so a machine without them skips.
+Grading ClawGym as by hand: ``benchmarks/clawgym.py``.
 """
 
 from __future__ import annotations

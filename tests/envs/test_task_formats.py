@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from made_tasks import BROKEN, MAKERS, NAMES, clawgym, harbor, jobbench, jsonl, 
 from needs import require
 
 from envs.sandbox.create import unavailable
+from envs.sandbox.files import remove_tree
 from envs.sandbox.grading import GraderFailureError, Told, grade
 from envs.tasks import fields, formats
 from envs.tasks.faults import NoTasksError, TaskError
@@ -343,3 +345,117 @@ def test_a_rubric_beside_a_script_needs_a_share(tmp_path):
     put(file, json.dumps(row))
     (draft,) = formats.scan(tmp_path).drafts
     assert draft.graded_by == "script and judge"
+
+
+def jsonl_of(folder: Path, ids: list[str]) -> Path:
+    rows = [{"id": name, "instruction": "x", "grader": "echo 1"} for name in ids]
+    return put(folder / "own.jsonl", "".join(json.dumps(row) + "\n" for row in rows)).parent
+
+
+def test_two_ids_never_share_a_folder(tmp_path):
+    """The second is what the folder of the first is called."""
+    (first,) = formats.load(jsonl_of(tmp_path / "one", ["a/b"]), tmp_path / "w").tasks
+    tasks = formats.load(jsonl_of(tmp_path / "two", ["a/b", first.folder.name]), tmp_path / "v").tasks
+    assert len({task.folder for task in tasks}) == 2
+
+
+@KINDS
+def test_the_ends_of_lines_and_a_byte_order_mark_make_no_difference(maker, tmp_path):
+    (file,) = made(tmp_path / "set", maker, 1)
+    (before,) = formats.scan(tmp_path / "set").drafts
+    text = file.read_bytes().replace(b"\n", b"\r\n")
+    file.write_bytes(b"\xef\xbb\xbf" + text)
+    (after,) = formats.scan(tmp_path / "set").drafts
+    assert (before.id, before.metadata) == (after.id, after.metadata)
+    assert before.instruction.split() == after.instruction.split()
+    assert before.graded_by == after.graded_by
+
+
+@KINDS
+@pytest.mark.parametrize("content", ["x".encode("utf-16"), b"\x7fELF\x00\xff" * 99, b"\x1f\x8b\x08\x00", b"\0" * 99])
+def test_a_file_that_is_no_text_is_named(maker, content, tmp_path):
+    (file,) = made(tmp_path / "set", maker, 1)
+    file.write_bytes(content)
+    try:
+        faults = formats.scan(tmp_path / "set", NAMES[maker]).faults
+    except NoTasksError as error:
+        faults = error.faults
+    assert faults
+    assert all(fault.startswith(str(tmp_path / "set")) for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("officeqa_pro.csv", "uid,question,answer\n"),
+        ("own.jsonl", ""),
+        ("own.jsonl", "\n \n"),
+        ("syn_task.jsonl", ""),
+    ],
+)
+def test_a_set_without_a_task_says_that_it_is_empty(name, content, tmp_path):
+    put(tmp_path / name, content)
+    named = "clawgym_lines" if name.startswith("syn") else None
+    with pytest.raises(NoTasksError, match="holds no"):
+        formats.load(tmp_path, tmp_path / "written", named)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [("uid,question,answer,answer", "the column 'answer' stands there twice"), ('uid,question,answer,"x', "not a row")],
+)
+def test_the_columns_of_a_table_are_looked_at_first(header, words, tmp_path):
+    file = put(tmp_path / "a.csv", f"{header}\n1,Why?,2,3\n")
+    (fault,) = formats.scan(tmp_path).faults
+    assert fault.startswith(f"{file}:1: ")
+    assert words in fault
+
+
+def test_names_of_columns_may_have_spaces_around_them(tmp_path):
+    put(tmp_path / "a.csv", "uid, question , answer\n1,Why?,2\n")
+    (draft,) = formats.scan(tmp_path).drafts
+    assert "Why?" in draft.instruction
+
+
+@pytest.mark.parametrize("name", ["~$lock.docx", "back\\slash.txt", "a b.txt", "é.txt", "-rf"])
+def test_files_that_lie_there_may_have_any_name(name, tmp_path):
+    entry = jobbench(tmp_path / "set", 1)
+    put(entry.parent / "task_folder" / name, "x")
+    (task,) = formats.load(tmp_path / "set", tmp_path / "written").tasks
+    assert (task.input_files / name).read_text() == "x"
+
+
+@pytest.mark.parametrize("name", [b"\xff.txt", b"reward"])
+def test_files_that_no_workspace_can_have_are_named(name, tmp_path):
+    entry = jobbench(tmp_path / "set", 1)
+    put(entry.parent / "task_folder" / os.fsdecode(name) / "x", "x")
+    (fault,) = formats.scan(tmp_path / "set").faults
+    assert fault.startswith(f"{entry}: its file")
+
+
+def test_a_task_folder_whose_files_do_not_fit_is_told_before_a_run(tmp_path):
+    entry = clawgym(tmp_path, 1)
+    with (entry.parent / "input_files" / "huge.bin").open("wb") as huge:
+        huge.truncate((512 << 20) + 1)
+    with pytest.raises(TaskError, match="expected at most 536870912 in a workspace"):
+        formats.load(tmp_path, tmp_path / "written")
+
+
+def test_a_fence_that_is_opened_a_hundred_thousand_times_takes_no_time(tmp_path):
+    file = pinchbench(tmp_path, 1)
+    file.write_text(file.read_text().replace("```python", "x```python\n" * 100_000))
+    (fault,) = formats.scan(tmp_path).faults
+    assert "expected a block of ```python" in fault
+
+
+def test_a_folder_may_be_nested_deeper_than_python_calls(tmp_path):
+    folder = clawgym(tmp_path, 1).parent / "input_files"
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1400):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert [draft.id for draft in formats.scan(tmp_path).drafts] == ["task_1"]
+    remove_tree(folder)

@@ -34,7 +34,7 @@ def test_numbers_of_a_set(maker, tmp_path, capsys):
 def test_some_tasks_are_drawn_by_a_seed_and_written(maker, tmp_path, capsys):
     place = made(tmp_path / "set", maker, 9)
     drawn = []
-    for number, seed in enumerate("112"):
+    for number, seed in enumerate("113"):
         out = tmp_path / str(number)
         assert main(["sample", place, "4", "--seed", seed, "--out", str(out)]) == 0
         drawn.append(capsys.readouterr().out.replace(str(out), ""))
@@ -131,12 +131,8 @@ def test_an_id_that_is_none_is_answered_with_those_that_there_are(tmp_path, caps
 def test_words_of_a_task_cannot_command_the_terminal(tmp_path, capsys):
     row = {"id": "a", "instruction": "x\x1b[2Jy", "grader": "printf '\\033[2J' >&2; exit 1"}
     (tmp_path / "own.jsonl").write_text(json.dumps(row) + '\n{"id": "\x1b[2J", "id": 1}\n')
-    for command in (
-        ["show", str(tmp_path), "a"],
-        ["sample", str(tmp_path)],
-        ["check", "--backend=process", str(tmp_path)],
-    ):
-        main(command)
+    for command in (["show", "a"], ["sample"], ["check", "--backend=process"]):
+        main([command[0], str(tmp_path), *command[1:]])
     said = capsys.readouterr()
     assert "\\x1b[2J" in said.out
     assert "\x1b" not in said.out + said.err
