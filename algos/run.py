@@ -113,7 +113,7 @@ def _found(config: RunConfig) -> tuple[str, tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
         sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
     told = f"{config.tasks.path}: {len(sets.train)} to practise on, {len(sets.evaluation.get('heldout', ()))} held out"
-    return told + (f", {len(sets.skipped)} broken ones left out" if sets.skipped else ""), sets.skipped
+    return told + (f", {len(sets.skipped)} broken left out" if sets.skipped else ""), sets.skipped
 
 
 def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tasks: str) -> str:

@@ -68,3 +68,31 @@ def test_files_that_fit_into_no_workspace_are_told_before_anything_starts(tmp_pa
     put(tmp_path / "x", "")
     with pytest.raises(ValueError, match=r"RUBRICS\.json: its files have 5\d+ bytes, expected at most 536870912"):
         sets(tmp_path, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5)])
+def test_a_share_of_the_tasks_is_at_least_one_of_them(share, kept, tmp_path):
+    for number in range(10):
+        MAKERS["jsonl"](tmp_path / "set", number)
+    found = sets(tmp_path / "set", tmp_path / "run", heldout=share)
+    assert (len(found.train), len(found.evaluation.get("heldout", ()))) == (10 - kept, kept)
+
+
+def test_a_dry_run_says_which_broken_tasks_a_run_would_leave_out(tmp_path, capsys):
+    for number in range(5):
+        file = MAKERS["jsonl"](tmp_path / "set", number)
+    file.write_text(file.read_text() + "{broken\n")
+    settings = [f"tasks.path={tmp_path / 'set'}", f"dir={tmp_path / 'runs'}", "tasks.heldout=0.2"]
+    assert run.main(["--dry-run", *settings]) == 2
+    assert f"{file}:6:2: not valid JSON" in capsys.readouterr().err
+    assert run.main(["--dry-run", "--skip-bad-tasks", *settings]) == 0
+    said = capsys.readouterr().out
+    assert f"skipped {file}:6:2: not valid JSON" in said
+    assert "4 to practise on, 1 held out, 1 broken left out" in said
+
+
+def test_a_share_that_leaves_no_task_to_practise_on_is_told_by_a_dry_run(tmp_path, capsys):
+    MAKERS["jsonl"](tmp_path / "set", 0)
+    settings = [f"tasks.path={tmp_path / 'set'}", f"dir={tmp_path / 'runs'}", "tasks.heldout=0.5"]
+    assert run.main(["--dry-run", *settings]) == 2
+    assert "leaves none to practise on; lower it" in capsys.readouterr().err
