@@ -121,6 +121,7 @@ def space_recipe(space: SpaceRecipe) -> Recipe:
         more_steps=80,
         goal=0.04,
         least_sampled=0.04,
+        most_greedy=0.5,
         max_turns=7,
         max_tokens=32,
         space=space,
