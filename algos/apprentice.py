@@ -85,8 +85,10 @@ class Apprentice:
         rng, recipe = Random(self.seed), self.recipe
         tasks = generate("train", recipe.transcripts, self.seed + 1)
         made = []
-        for index, (task, harness) in enumerate(zip(tasks, self._drawn(len(tasks)), strict=True)):
+        for index, (task, drawn) in enumerate(zip(tasks, self._drawn(len(tasks)), strict=True)):
             nth, habit = index // len(FAMILIES), recipe.habits.get(task.family, recipe.habit)
+            in_base = recipe.space is not None and rng.random() < recipe.space.base_share
+            harness = BASE if in_base else drawn
             turns = misled(expert(task, rng), task, harness, self.habits, rng) if self.habits else None
             if turns is None:
                 turns = expert(task, rng, int((nth + 1) * habit) > int(nth * habit))

@@ -23,6 +23,8 @@ class SpaceRecipe:
     pair_chance: float = 0.8
     pair_seed: int = 0
     """Which pairs, and which habits."""
+    base_share: float = 0.15
+    """Share of transcripts in the base harness besides those in turn: of too few it is learnt as flawless."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,268 @@
+"""Harness scaling in small: policies trained in one harness, in designed and in random sets of harnesses.
+
+    python benchmarks/harness_scaling.py                      all tables, three seeds: hours; goes on where it stopped
+    python benchmarks/harness_scaling.py --tables a e         some of the tables
+    python benchmarks/harness_scaling.py --runs runs/scaling  where runs and evaluations are kept, and found again
+    python benchmarks/harness_scaling.py --report             no runs: the tables of what has ended
+    python benchmarks/harness_scaling.py --smoke              one step of an untrained policy: the machinery only
+
+Every arm has the same cold start (by seed), the same tasks and the same number of episodes. A policy is then measured
+in four rings of harnesses (configs/harness_scaling_eval.yaml): the base, the paper's 18, 18 at distance 1 from those
+and 18 further away, on tasks that are never trained. Figures are means over seeds with the seeds' standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from algos.eval_folder import scores
+from algos.runlog import read_jsonl
+from algos.scores import Place
+
+ROOT = Path(__file__).parents[1]
+TRAIN, EVALUATE = ROOT / "configs" / "harness_scaling.yaml", ROOT / "configs" / "harness_scaling_eval.yaml"
+RESULTS = Path(__file__).with_name("results") / "harness_scaling.json"
+RINGS = ("base", "training", "near", "far")
+
+SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
+"""The paper's single configurations, the base first."""
+LEVELS = ("coldstart.level_chance=0.35", "coldstart.pairs=0")
+PAIRS = ("coldstart.level_chance=0.15", "coldstart.pairs=18", "coldstart.pair_chance=0.8")
+PPO = (
+    "rollout.groups=64",
+    "rollout.group_size=1",
+    "learner.advantage=gae",
+    "learner.critic.learning_rate=3e-3",
+    "learner.critic.epochs=4",
+    "learner.critic.minibatches=4",
+    "learner.critic.warmup_steps=2",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to train; ``settings`` are beside those of configs/harness_scaling.yaml and of the cold start."""
+
+    name: str
+    cold: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+
+def single(harness: str, cold: tuple[str, ...]) -> Arm:
+    return Arm(f"single-{harness}", cold, ("space=null", f"harness.levels={harness}", "assignment={kind: all}"))
+
+
+def assigned(kind: str, k: int, *more: str) -> tuple[str, ...]:
+    return (f"assignment={{kind: {kind}, k: {k}}}", *more)
+
+
+PAPER18 = Arm("paper18", LEVELS)
+OF_PAIRS = Arm("pairs-paper18", PAIRS)
+ARMS = {
+    "a": ("One harness against the designed set", (single(SINGLE[0], LEVELS), PAPER18)),
+    "b": (
+        "The designed set against random and all harnesses; habits of pairs",
+        (
+            single(SINGLE[0], PAIRS),
+            OF_PAIRS,
+            Arm("pairs-random18", PAIRS, ("space={set: random, size: 18}",)),
+            Arm("pairs-all243", PAIRS, ("space={set: all}",)),
+        ),
+    ),
+    "c": (
+        "Locality against random assignment and one factor; habits of pairs",
+        (
+            OF_PAIRS,
+            Arm("pairs-assigned-random", PAIRS, assigned("random", 2)),
+            Arm("pairs-assigned-one-factor", PAIRS, assigned("one_factor", 2)),
+        ),
+    ),
+    "d": (
+        "Harnesses of a task: 1, the same one twice, 2, 4; habits of pairs",
+        (
+            Arm("pairs-k1", PAIRS, ("assignment={kind: single}",)),
+            Arm("pairs-repeat2", PAIRS, assigned("repeat", 2)),
+            OF_PAIRS,
+            Arm("pairs-k4", PAIRS, assigned("locality", 4)),
+        ),
+    ),
+    "e": ("Each single configuration against the set", (*(single(name, LEVELS) for name in SINGLE), PAPER18)),
+    "f": ("GRPO and PPO", (PAPER18, Arm("ppo-paper18", LEVELS, PPO))),
+}
+"""Tables by letter: title and arms."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=sorted(ARMS), default=sorted(ARMS), help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", default=Path("runs/harness_scaling"), help="default %(default)s"
+    )
+    parser.add_argument("--report", action="store_true", help="run nothing: the tables of what has ended")
+    parser.add_argument("--smoke", action="store_true", help="one step of an untrained policy")
+    args = parser.parse_args()
+    if args.smoke:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps({"benchmark": "harness_scaling", "smoke": True} | smoke(Path(folder))))
+        return
+    arms = {arm.name: arm for table in args.tables for arm in ARMS[table][1]}
+    if not args.report:
+        # Seeds outermost: after each of them the tables are whole, with fewer seeds.
+        for seed in args.seeds:
+            for arm in arms.values():
+                done(arm, seed, args.runs)
+    found = {name: measured(arm, args.seeds, args.runs) for name, arm in arms.items()}
+    result = {"benchmark": "harness_scaling", "smoke": False} | claims(found)
+    for table in args.tables:
+        show(table, found)
+    machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
+    command = " ".join(["python", "benchmarks/harness_scaling.py", "--tables", *args.tables])
+    RESULTS.write_text(json.dumps({"command": command, "machine": machine} | result | {"arms": found}, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def done(arm: Arm, seed: int, runs: Path) -> None:
+    """Train and measure one arm; what has ended is not run again, what was interrupted goes on."""
+    folder = runs / arm.name / f"seed{seed}"
+    if (folder / "done.json").is_file():
+        return
+    print(f"\n== {arm.name}, seed {seed}", file=sys.stderr, flush=True)
+    run = trained(arm, seed, folder)
+    evaluation = begun(folder / "eval")
+    if evaluation is None:
+        module("algos.eval", str(EVALUATE), f"model.path={run}", f"dir={folder / 'eval'}", f"seed={seed}")
+        evaluation = begun(folder / "eval")
+    else:
+        module("algos.eval", "--resume", str(evaluation))
+    assert evaluation is not None
+    (folder / "done.json").write_text(json.dumps(summary(run, evaluation)) + "\n")
+
+
+def trained(arm: Arm, seed: int, folder: Path) -> Path:
+    run = begun(folder / "run")
+    if run is not None:
+        module("algos.run", "--resume", str(run))
+        return run
+    settings = (*arm.cold, *arm.settings, f"seed={seed}", f"dir={folder / 'run'}", "wandb.mode=disabled")
+    module("algos.run", str(TRAIN), *settings)
+    run = begun(folder / "run")
+    assert run is not None
+    return run
+
+
+def begun(folder: Path) -> Path | None:
+    """The one run or evaluation below a folder; one that came to nothing is removed."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    for path in found:
+        if not (path / "checkpoints").is_dir() and not (path / "episodes.jsonl").is_file():
+            shutil.rmtree(path)
+    left = [path for path in found if path.is_dir()]
+    return left[0] if left else None
+
+
+def module(name: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", name, *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
+
+
+def summary(run: Path, evaluation: Path) -> dict[str, Any]:
+    """Pass@1 by ring, and the course of training."""
+    found = scores(evaluation)
+    rows = read_jsonl(run / "metrics.jsonl")
+    passed = {ring: found.score(Place(ring)).pass_1 for ring in RINGS}
+    return {
+        "pass_1": {ring: round(figure.mean, 4) for ring, figure in passed.items()},
+        "episodes": sum(row.get("episodes/completed", 0) + row.get("episodes/truncated", 0) for row in rows),
+        "train_reward": [round(row["train/reward"], 4) for row in rows if "train/reward" in row],
+        "seconds_steps": round(sum(row.get("seconds/step", 0.0) for row in rows), 1),
+        "complete": found.complete,
+    }
+
+
+def measured(arm: Arm, seeds: Sequence[int], runs: Path) -> dict[str, Any]:
+    """The seeds of an arm that have ended."""
+    files = {seed: runs / arm.name / f"seed{seed}" / "done.json" for seed in seeds}
+    return {
+        "settings": [*arm.cold, *arm.settings],
+        "seeds": {str(seed): json.loads(file.read_text()) for seed, file in files.items() if file.is_file()},
+    }
+
+
+def figure(arm: dict[str, Any], ring: str) -> tuple[float, float] | None:
+    """Mean and standard error over the seeds of an arm; None without a seed."""
+    values = [one["pass_1"][ring] for one in arm["seeds"].values()]
+    if not values:
+        return None
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.mean(values), error
+
+
+def claims(found: dict[str, Any]) -> dict[str, Any]:
+    """Of table (a): the two arms on the base, and the worst of the held-out rings for each."""
+    said: dict[str, Any] = {"seeds": {name: len(arm["seeds"]) for name, arm in found.items()}}
+    pair = {name: found.get(name) for name in (f"single-{SINGLE[0]}", "paper18")}
+    for name, arm in pair.items():
+        if arm and arm["seeds"]:
+            means = {ring: figure(arm, ring) for ring in RINGS}
+            said[name] = {ring: round(value[0], 4) for ring, value in means.items() if value}
+    return said
+
+
+def show(table: str, found: dict[str, Any]) -> None:
+    title, arms = ARMS[table]
+    made = Table(title=f"({table}) {title}", title_justify="left")
+    for name in ("trained in", *RINGS, "seeds"):
+        made.add_column(name, justify="left" if name == "trained in" else "right")
+    for arm in arms:
+        cells = [figure(found[arm.name], ring) for ring in RINGS]
+        texts = ["-" if cell is None else f"{cell[0]:.3f} ± {cell[1]:.3f}" for cell in cells]
+        made.add_row(arm.name, *texts, str(len(found[arm.name]["seeds"])))
+    Console(stderr=True).print(made)
+
+
+def smoke(folder: Path) -> dict[str, Any]:
+    """One step in two harnesses, measured in two; of a policy that knows nothing."""
+    from transformers import AutoTokenizer
+
+    from algos.tiny import build_model, build_tokenizer
+
+    model = folder / "model"
+    model.mkdir()
+    build_tokenizer(model, levels=True)
+    build_model(len(AutoTokenizer.from_pretrained(model)), seed=0).save_pretrained(model)
+    small = [
+        "steps=1",
+        "rollout.groups=2",
+        "rollout.group_size=2",
+        "eval.every=0",
+        "eval.tasks=0",
+        "proxy.max_tokens=8",
+    ]
+    module("algos.run", str(TRAIN), f"model.path={model}", f"dir={folder / 'run'}", "wandb.mode=disabled", *small)
+    rings = "rings=[{name: base, harnesses: [{}], tasks: [space]}]"
+    run = begun(folder / "run")
+    module("algos.eval", str(EVALUATE), f"model.path={run}", f"dir={folder / 'eval'}", rings, "proxy.max_tokens=8")
+    evaluation = begun(folder / "eval")
+    assert evaluation is not None
+    found = scores(evaluation)
+    return {"complete": found.complete, "rings": len({place.ring for place in found.places()})}
+
+
+if __name__ == "__main__":
+    main()
