@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
+from algos.checks import check
+from algos.entry import interruptible, new_folder, parsed, say, typed
 from algos.recipe import Recipe, SpaceRecipe, space_recipe
-from algos.run_folder import RunError, check_checkpoints, is_complete, last_checkpoint, same_episodes, write_settings
+from algos.run_folder import (
+    RunError,
+    check_checkpoints,
+    fault_of_a_part,
+    is_complete,
+    last_checkpoint,
+    same_episodes,
+    write_settings,
+)
 from configs.loader import ConfigError, describe, load
 from configs.schema import ColdstartConfig, RunConfig
 
@@ -34,9 +40,6 @@ settings (key = default):
 """
 
 
-_LONGEST_ROOT = 60
-
-
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 the run stopped on a fault, 2 wrong settings, 130 interrupted."""
     args = _arguments(argv)
@@ -49,23 +52,18 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             tasks, skipped = _found(config)
             for line in skipped:
-                _print(console, f"skipped {line}")
-            _print(console, plan(config, backend, folder, args.resume, tasks))
+                say(console, f"skipped {line}")
+            say(console, plan(config, backend, folder, args.resume, tasks))
             return 0
         if args.resume and is_complete(folder, config.steps):
-            _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
+            say(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
         if backend == "process":
-            _print(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
+            say(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
         return _train(config, folder, bool(args.resume), console)
     except (ConfigError, RunError) as error:
-        _print(Console(stderr=True), f" {error}", "error:")
+        say(Console(stderr=True), f" {error}", "error:")
         return 2
-
-
-def _print(console: Console, text: str, alarm: str = "") -> None:
-    """Text of users and of errors as it is, without markup and without wrapping."""
-    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -76,16 +74,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="YAML file of settings; none: configs/quickstart.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its last checkpoint")
     parser.add_argument("--skip-bad-tasks", action="store_true", help="leave broken tasks out (tasks.skip_bad=true)")
-    args = parser.parse_intermixed_args(argv)
+    args = parsed(parser, argv)
     if args.skip_bad_tasks:
         args.overrides.append("tasks.skip_bad=true")
-    if args.config and "=" in args.config:
-        args.overrides.insert(0, args.config)
-        args.config = None
     return args
 
 
@@ -98,10 +92,7 @@ def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
             raise ConfigError(f"--resume {args.resume}: no config.yaml there; expected a folder made by this command")
         return load(saved, args.overrides), args.resume
     config = load(Path(args.config) if args.config else None, args.overrides)
-    folder = config.dir / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists():
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-    return config, folder
+    return config, new_folder(config.dir, config.name)
 
 
 def _found(config: RunConfig) -> tuple[str, tuple[str, ...]]:
@@ -169,7 +160,7 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
     began = time.monotonic()
     interrupted = False
     fault: BaseException | None = None
-    _print(console, f"run folder {folder}")
+    say(console, f"run folder {folder}")
     with LiveDisplay(config.steps, f"Reins  {folder.name}", console) as display:
         try:
             alike = resume and same_episodes(folder, config)
@@ -183,98 +174,22 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
         except (RunError, ConfigError) as error:
             fault = error
     if fault is not None:
-        _print(Console(stderr=True), f" {fault}", "stopped:")
+        say(Console(stderr=True), f" {fault}", "stopped:")
         if (folder / "config.yaml").exists():
-            _print(console, _next_steps(folder, resumable=True))
+            say(console, _next_steps(folder, resumable=True))
         return 1
     if interrupted:
-        _print(console, "interrupted\n" + _next_steps(folder, resumable=True))
+        say(console, "interrupted\n" + _next_steps(folder, resumable=True))
         return 130
     table = before_after(read_jsonl(folder / "metrics.jsonl"))
     if table is not None:
         console.print(table)
     else:
-        _print(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
+        say(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
     if told := failures(read_jsonl(folder / "episodes.jsonl")):
-        _print(console, told)
-    _print(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
+        say(console, told)
+    say(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
     return 0
-
-
-async def interruptible(work: Coroutine[Any, Any, None]) -> None:
-    """Turn the first SIGINT or SIGTERM into a cancellation, so that every part is taken down in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, task.cancel)
-    await task
-
-
-def check(config: RunConfig) -> str:
-    """Find what would stop the run, before anything starts; returns the sandbox backend that would be used.
-
-    Raises:
-        RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
-    """
-    from actors.coordinator import assignment_of
-    from actors.engines.locate import interpreter
-    from algos.tracking import missing_key
-    from envs.harnesses.base import check_tools, check_variables
-    from envs.harnesses.registry import harness
-    from envs.harnesses.sets import harnesses
-    from envs.judge.judge import check_judge
-    from envs.sandbox.create import chosen, unavailable
-    from envs.tasks.sets import load_sets
-
-    try:
-        assignment_of(config)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    adapters = []
-    faults = []
-    for number, one in enumerate(harnesses(config).values()):
-        try:
-            adapters.append(harness(one))
-        except ValueError as error:
-            faults.append(f"mix.{number}: {error}" if config.mix else str(error))
-    if faults:
-        raise RunError("\n".join(faults))
-    try:
-        if config.tasks.path is not None:
-            with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
-                sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
-            tasks = [*sets.train, *sets.evaluation.get("heldout", ())]
-            for adapter in adapters:
-                check_tools(adapter, tasks)
-            check_variables(tasks)
-            check_judge(tasks, config.judge)
-    except (ValueError, OSError) as error:
-        raise RunError(str(error)) from None
-    if config.engine.kind == "sglang" and config.engine.sglang.url is None:
-        try:
-            interpreter(config.engine.sglang)
-        except FileNotFoundError as error:
-            raise RunError(str(error)) from None
-    if reason := missing_key(config.wandb):
-        raise RunError(reason)
-    _check_writable(config.dir)
-    backend = config.sandbox.backend
-    reason = unavailable(chosen(config.sandbox))
-    if reason and backend != "auto":
-        raise RunError(f"sandbox.backend: {reason}")
-    if config.sandbox.root is not None and len(os.fsencode(config.sandbox.root.resolve())) > _LONGEST_ROOT:
-        raise RunError(f"sandbox.root: got a path of over {_LONGEST_ROOT} bytes, expected a shorter one (for sockets)")
-    model = config.model.path
-    for name in ("config.json", "tokenizer_config.json") if model is not None else ():
-        if not (Path(str(model)) / name).is_file():
-            raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
-    return backend if backend != "auto" else "process" if reason else "bubblewrap"
-
-
-def _check_writable(folder: Path) -> None:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise RunError(f"dir: {folder} cannot be made, since {there} is not a folder that can be written to")
 
 
 def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
@@ -331,14 +246,6 @@ async def _run(
         raise fault_of_a_part(folder, error) from None
     finally:
         log.close()
-
-
-def fault_of_a_part(folder: Path, error: Any) -> RunError:
-    """What was raised in another process, in one line; the whole of it is left in ``fault.txt``."""
-    (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
-    words = str(error.cause).strip().splitlines()
-    first = f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
-    return RunError(f"{first} (where it happened: {folder / 'fault.txt'})")
 
 
 def _policy(config: RunConfig, display: Any) -> Path:
@@ -398,27 +305,21 @@ def _harnesses_told(config: RunConfig) -> str:
 
 
 def _next_steps(folder: Path, resumable: bool) -> str:
-    command = f"{_typed('python')} -m algos.run"
+    command = f"{typed('python')} -m algos.run"
     lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
     newest = last_checkpoint(folder)
     if (folder / "metrics.jsonl").is_file():
-        lines.append(f"curves and examples on one page:  {_typed('python')} -m algos.report {folder}")
+        lines.append(f"curves and examples on one page:  {typed('python')} -m algos.report {folder}")
     if (folder / "trees").is_dir():
-        lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
+        lines.append(f"look at its trees:  {typed('python')} -m trees.view {folder}")
     if (folder / "wandb").is_dir():
-        lines.append(f"curves in W&B, with an account:  {_typed('wandb')} sync {folder / 'wandb'}/*run-*")
+        lines.append(f"curves in W&B, with an account:  {typed('wandb')} sync {folder / 'wandb'}/*run-*")
     if resumable:
         lines.append(f"go on:  {command} --resume {folder}")
     elif newest:
         weights = folder / "checkpoints" / f"step_{newest:06d}"
         lines.append(f"train on from its weights:  {command} model.path={weights}")
     return "\n".join(lines)
-
-
-def _typed(program: str) -> str:
-    """A program of this environment as one would type it here."""
-    path = Path(sys.executable).with_name(program)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":
