@@ -325,19 +325,22 @@ def _of_the_judge(finished: Sequence[Finished]) -> dict[str, float]:
 def evaluation_means(finished: Sequence[Finished]) -> dict[str, float]:
     """``eval/<set>/reward_greedy`` and ``_sampled``, also by family, and by harness where there are several.
 
-    Failed episodes are counted, not graded.
+    ``eval/<set>/tasks`` is the number of tasks that they are of. Failed episodes are counted, not graded.
     """
     several = len({f.spec.harness for f in finished}) > 1
     rewards: dict[str, list[float]] = {}
     failed: Counter[str] = Counter()
+    tasks: dict[str, set[str]] = {}
     for f in finished:
         name, how = f.spec.split.split("/")
         failed[f"eval/{name}/failed"] += f.outcome.reward is None
         if f.outcome.reward is None:
             continue
         rewards.setdefault(f"eval/{name}/reward_{how}", []).append(f.outcome.reward)
+        tasks.setdefault(f"eval/{name}/tasks", set()).add(f.spec.task.id)
         family = f.spec.task.metadata.get("family")
         for part in (family, f"in {f.spec.harness}" if several else None):
             if part:
                 rewards.setdefault(f"eval/{name}/{part}/reward_{how}", []).append(f.outcome.reward)
-    return {key: sum(values) / len(values) for key, values in rewards.items()} | dict(failed)
+    means = {key: sum(values) / len(values) for key, values in rewards.items()}
+    return means | {key: len(ids) for key, ids in tasks.items()} | dict(failed)

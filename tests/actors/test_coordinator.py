@@ -372,3 +372,4 @@ def test_summaries_leave_failed_episodes_out_of_the_mean():
     means = evaluation_means(finished)
     assert means["eval/heldout/reward_greedy"] == 0.5
     assert means["eval/heldout/failed"] == 1
+    assert means["eval/heldout/tasks"] == 1

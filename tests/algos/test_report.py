@@ -157,6 +157,17 @@ def test_a_run_becomes_a_page_with_curves_tables_examples_and_its_outcome_in_wor
     assert "report_trees.html" in capsys.readouterr().out
 
 
+def test_an_evaluation_beside_the_training_takes_no_step_away_and_stands_where_it_began(tmp_path: Path):
+    folder = make_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "policy_version": 3, "eval/step": 2, HELD_OUT: 0.4}) + "\n")
+        file.write(json.dumps({"step": 3, "eval/step": "two", HELD_OUT: 0.7}) + "\n")
+    run = read_run(folder)
+    assert run.values("train/reward") == {1: 0.2, 2: 0.5, 3: 0.9}
+    assert run.values(HELD_OUT) == {0: 0.1, 2: 0.4, 3: 0.9}
+    assert run.notes == ["metrics.jsonl: line 6: eval/step is 'two', expected a number of steps; left out"]
+
+
 def test_the_page_loads_nothing_and_may_run_only_its_own_script(tmp_path: Path):
     folder = make_run(tmp_path / "run")
     add_episodes(folder)

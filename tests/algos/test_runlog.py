@@ -1,9 +1,10 @@
+import io
 import json
 import time
 
 from rich.console import Console as RichConsole
 
-from algos.display import LiveDisplay, before_after, failures, sparkline
+from algos.display import LiveDisplay, before_after, evaluations, failures, sparkline
 from algos.runlog import RunLog, read_jsonl, rewind
 from configs.loader import load
 
@@ -62,7 +63,30 @@ def test_the_table_has_the_families_of_a_set_before_its_harnesses():
     table = before_after([{"step": 0} | {f"eval/{key}/reward_greedy": 0.5 for key in keys}])
     assert table is not None
     shown = [str(cell).strip() for cell in table.columns[0].cells]
-    assert shown == ["[bold]heldout", "count", "sum", "in codex", "[bold]wording"]
+    assert shown == ["heldout", "count", "sum", "in codex", "wording"]
+
+
+def test_sets_of_unequal_size_are_told_and_an_evaluation_that_was_left_out_is_none():
+    one = {
+        "step": 0,
+        "eval/heldout/reward_greedy": 0.1,
+        "eval/heldout/tasks": 8,
+        "eval/heldout/[/b]/reward_greedy": 0.1,
+    }
+    more = one | {"step": 2, "eval/heldout/tasks": 96}
+    columns, data = evaluations([one, more, {"step": 3, "eval/skipped": 1}])
+    assert columns[:5] == ["tasks", "n before", "n after", "greedy before", "greedy after"]
+    assert data[0][:3] == ["heldout", 8, 96]
+    table = before_after([one, more])
+    assert table is not None
+    console = RichConsole(file=io.StringIO(), width=200)
+    console.print(table)
+    told = console.file.getvalue()
+    assert "not of the same number of tasks" in told
+    assert "[/b]" in told
+    same = before_after([one, more | {"eval/heldout/tasks": 8}])
+    assert same is not None
+    assert same.caption is None
 
 
 def test_failed_episodes_are_told_with_harness_and_reason():
