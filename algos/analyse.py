@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from algos.entry import say, typed
+from algos.run_folder import RunError
 from configs.analyse import AnalyseConfig, StageConfig
 from configs.loader import ConfigError, describe, load_as
 
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_as(AnalyseConfig, args.config, args.overrides)
         return _analyse(config, args.places, console)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         say(Console(stderr=True), f" {error}", "error:")
         return 2
     except KeyboardInterrupt:

@@ -12,8 +12,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from algos.run_folder import RunError
 from algos.tracking import Tracker
 from configs.schema import RunConfig
+
+_REMEDY = "take the line out to go on without what it told"
 
 
 class Display(Protocol):
@@ -60,12 +63,27 @@ class RunLog:
             self._tracker.finish(read_jsonl(self._folder / "metrics.jsonl"))
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file of rows; a last line that a kill cut short is left out."""
+def read_jsonl(path: Path, keys: Collection[str] = ()) -> list[dict[str, Any]]:
+    """All whole lines of a file of rows; a last line that a kill cut short is left out.
+
+    Raises RunError for a line that is damaged, or has not all of ``keys``.
+    """
     if not path.exists():
         return []
     # Not splitlines: a text in a row may hold a separator that is no line end in JSON.
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return [_row(f"{path}, line {at}", text, keys) for at, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
+
+
+def _row(where: str, text: bytes, keys: Collection[str]) -> dict[str, Any]:
+    try:
+        row = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{where}: got no JSON ({error}), expected a row; {_REMEDY}") from None
+    if not isinstance(row, dict):
+        raise RunError(f"{where}: got {str(row)[:40]}, expected names with values; {_REMEDY}")
+    if missing := [key for key in keys if key not in row]:
+        raise RunError(f"{where}: got no {missing[0]!r}, expected a row with {', '.join(keys)}; {_REMEDY}")
+    return row
 
 
 def rewind(folder: Path, steps: int, episodes: Collection[str] = ()) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from algos.entry import parsed, say, typed
+from algos.run_folder import RunError
 from configs.loader import ConfigError, describe, dump, load_as
 from configs.sft import SftConfig
 
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         left = f"\ngo on:  {typed()} -m algos.sft --resume {folder}" if folder else "; nothing was begun"
         say(console, "interrupted" + left)
         return 130
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         say(Console(stderr=True), f" {error}", "error:")
         return 2
     finally:

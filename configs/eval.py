@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -86,7 +86,7 @@ class EvaluationConfig(Config):
     success: float = Field(1.0, gt=0, le=1, description="Reward from which on an episode has passed.")
     transcripts: bool = Field(True, description="Keep what was said in each episode, in transcripts/.")
     model: EvaluatedModelConfig = Field(default_factory=EvaluatedModelConfig)
-    tasks: dict[str, TaskSetConfig] = Field(
+    tasks: dict[Annotated[str, Field(pattern=NAME)], TaskSetConfig] = Field(
         default_factory=lambda: {"heldout": TaskSetConfig()}, min_length=1, description="Task sets by their names."
     )
     rings: list[RingConfig] = Field(

@@ -174,6 +174,8 @@ def test_a_workflow_of_ones_own(tmp_path, tokenizer, capsys):
         (["{a}", "splits=[other]"], "no graded episode of the splits"),
         (["{empty}"], "has a tree or a transcript"),
         (["{a}", "smple=3"], "did you mean 'sample'"),
+        (["{a}", "workflow=[{{name: x, pattern: '('}}]"], "expected a regular expression"),
+        (["{damaged}"], "line 1: got no JSON"),
         (["{trees}"], "name its folder with model=DIR"),
     ],
 )
@@ -182,7 +184,10 @@ def test_what_cannot_be_looked_at_is_told(tmp_path, tokenizer, capsys, arguments
         "a": put(tmp_path / "a", tokenizer, [FAILING], kind="transcript"),
         "empty": put(tmp_path / "empty", tokenizer, [FAILING], kind="none"),
         "trees": put(tmp_path / "trees", tokenizer, [FAILING]),
+        "damaged": tmp_path / "damaged",
     }
+    places["damaged"].mkdir()
+    (places["damaged"] / "episodes.jsonl").write_text("garbage\n")
     assert main([argument.format(**places) for argument in arguments]) == 2
     assert says in capsys.readouterr().err
 
@@ -191,6 +196,14 @@ def test_a_damaged_tree_is_read_from_its_transcript_or_counted(tmp_path, tokeniz
     place = put(tmp_path / "a", tokenizer, [FAILING] * 2)
     (place / "trees" / "step_000000" / "train0n0.tree").write_bytes(b"no tree")
     assert main([str(place), f"model={tokenizer}"]) == 0
+    assert "a: 1 of 2 episodes have no words and are left out" in capsys.readouterr().out
+
+
+def test_a_transcript_cut_short_is_counted(tmp_path, tokenizer, capsys):
+    place = put(tmp_path / "a", tokenizer, [FAILING] * 2, kind="transcript")
+    cut = place / "transcripts" / "train0n0.jsonl"
+    cut.write_text(cut.read_text()[:-9])
+    assert main([str(place)]) == 0
     assert "a: 1 of 2 episodes have no words and are left out" in capsys.readouterr().out
 
 

@@ -10,6 +10,7 @@ import pytest
 from actors.evaluation import attempts
 from algos import eval_folder
 from algos.eval import main
+from algos.run_folder import RunError
 from algos.runlog import line
 from configs.eval import EvaluationConfig
 from configs.loader import ConfigError, dump
@@ -72,6 +73,7 @@ def test_runs_without_chance_are_called_alike(capsys, model, tmp_path):
         ("tasks.one.path=/nowhere/at/all", "tasks.one: "),
         ("tasks.one.families=[nothing]", "tasks.one: "),
         ("runs=0", "runs: "),
+        ("tasks={../../one: {limit: 2}}", "tasks.../../one"),
     ],
 )
 def test_wrong_settings_are_told_before_anything_starts(capsys, model, tmp_path, setting, says):
@@ -144,6 +146,27 @@ def test_a_resume_takes_more_runs_and_refuses_what_would_make_other_episodes(tmp
         eval_folder.settings(tmp_path, ["runs=2"])
     with pytest.raises(ConfigError, match=r"no config\.yaml there"):
         eval_folder.settings(tmp_path / "none", [])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(b"garbage\n", "line 7: got no JSON"), (b"\xff\n", "line 7: got no JSON"), (b"[1]\n", "line 7: got [1]")],
+)
+def test_a_damaged_line_is_named_and_nothing_is_changed(capsys, tmp_path, damage, says):
+    write_rows(tmp_path, begun(tmp_path))
+    with (tmp_path / "episodes.jsonl").open("ab") as file:
+        file.write(damage)
+    before = (tmp_path / "episodes.jsonl").read_bytes()
+    assert says in error_of(capsys, "--table", str(tmp_path))
+    with pytest.raises(RunError, match="line 7"):
+        eval_folder.reopened(tmp_path)
+    assert (tmp_path / "episodes.jsonl").read_bytes() == before
+
+
+def test_a_line_without_what_an_attempt_has_is_named(capsys, tmp_path):
+    begun(tmp_path)
+    (tmp_path / "attempts.jsonl").write_text('{"id": "r00n000000"}\n')
+    assert "line 1: got no 'ring', expected a row with id, ring" in error_of(capsys, "--table", str(tmp_path))
 
 
 def test_tables_are_written_in_three_forms(tmp_path):
