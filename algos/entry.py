@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ from rich.text import Text
 def say(console: Console, text: str, alarm: str = "") -> None:
     """Text of users and of errors as it is, without markup and without wrapping."""
     console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a line of a plan, as many as a person reads."""
+    return ", ".join(names) if len(names) <= 18 else f"{', '.join(names[:17])} and {len(names) - 17} more"
 
 
 def typed(program: str = "python") -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from algos.entry import interruptible, new_folder, parsed, say, typed
+from algos.entry import interruptible, listed, new_folder, parsed, say, typed
 from algos.run_folder import RunError, fault_of_a_part
 from configs.eval import EvaluationConfig, RingConfig, TaskSetConfig
 from configs.loader import ConfigError, describe, load_as
@@ -81,12 +81,17 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _settings(args: argparse.Namespace) -> tuple[EvaluationConfig, Path]:
     from algos.eval_folder import settings
+    from envs.harnesses.sets import with_rings
 
     if args.resume:
         if args.config:
             raise ConfigError(f"got both --resume and {args.config}; an evaluation goes on with its own config.yaml")
         return settings(args.resume, args.overrides), args.resume
     config = load_as(EvaluationConfig, Path(args.config) if args.config else CONFIG, args.overrides)
+    try:
+        config = with_rings(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return config, new_folder(config.dir, config.name)
 
 
@@ -176,7 +181,7 @@ def _plan(config: EvaluationConfig, model: Path | None, backend: str, folder: Pa
     ]
     for ring in config.rings:
         count = sum(attempt.ring == ring.name and attempt.run == 0 for attempt in planned)
-        names = ", ".join(one.known_as for one in ring.harnesses)
+        names = listed([one.known_as for one in ring.harnesses])
         lines.append(f"ring        {ring.name}: {', '.join(config.sets(ring))} in {names}, {count} episodes a run")
     runs = f"{config.runs} independent runs" if config.runs > 1 else "one run"
     lines += [f"episodes    {len(planned)}: {runs}", f"writes to   {folder}"]

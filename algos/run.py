@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from algos.checks import check
-from algos.entry import interruptible, new_folder, parsed, say, typed
+from algos.entry import interruptible, listed, new_folder, parsed, say, typed
 from algos.recipe import Recipe, SpaceRecipe, space_recipe
 from algos.run_folder import (
     RunError,
@@ -298,7 +298,7 @@ def _harnesses_told(config: RunConfig) -> str:
     from envs.harnesses.sets import harnesses
 
     names, how = list(harnesses(config)), config.assignment
-    told = ", ".join(names) if len(names) <= 18 else f"{', '.join(names[:17])} and {len(names) - 17} more"
+    told = listed(names)
     if how.kind == "all":
         return f"each task in each of {told}" if len(names) > 1 else told
     return f"each task in {how.k} of {len(names)}, in consecutive steps, by {how.kind}: {told}"

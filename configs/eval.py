@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.base import Config
+from configs.harness import BASE_LEVELS, HarnessConfig, SpaceConfig
 from configs.judge import JudgeConfig
 from configs.proxy import ProxyConfig
 from configs.schema import (
     EngineConfig,
-    HarnessConfig,
     ModelConfig,
     RewardConfig,
     RunConfig,
@@ -67,12 +67,38 @@ class KeptTreesConfig(TreesConfig):
     keep: Literal["train", "all"] = Field("all", description="all keeps the tree of every episode, train keeps none.")
 
 
+class RingSpaceConfig(SpaceConfig):
+    """A set of harnesses as `space` of a run, or one that is held out from it."""
+
+    which: Literal["training", "near", "far"] = Field(
+        "training",
+        description="training: the set itself; near: each of it with its last factor one level on; far: the shift of "
+        "it that has most harnesses at distance 2 or more. Both are as balanced as the set and hold none of it.",
+    )
+
+
 class RingConfig(Config):
     """Harnesses and task sets whose figures belong together: each task is done in each of the harnesses."""
 
     name: str = Field(pattern=NAME, description="What tables call it.")
-    harnesses: list[HarnessConfig] = Field(min_length=1, description="As `mix` of a run.")
+    harnesses: list[HarnessConfig] = Field(
+        min_length=1, description="As `mix` of a run; with `space` one, which says all but the levels."
+    )
+    space: RingSpaceConfig | None = Field(
+        None, description="A set out of the space of the transparent loop; none: the harnesses as they are."
+    )
     tasks: list[str] | None = Field(None, min_length=1, description="Names of the sets; none: all.")
+
+    @model_validator(mode="after")
+    def _one_beside_a_space(self) -> RingConfig:
+        if self.space is not None:
+            one = self.harnesses[0]
+            if len(self.harnesses) > 1 or one.name != "agent_loop" or one.label or one.levels != BASE_LEVELS:
+                raise ValueError(
+                    f"space: got it beside harnesses {[each.known_as for each in self.harnesses]}, expected one "
+                    "agent_loop without label and levels: those of a space are called by their names"
+                )
+        return self
 
 
 class EvaluationConfig(Config):

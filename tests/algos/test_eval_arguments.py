@@ -9,11 +9,12 @@ import pytest
 
 from actors.evaluation import attempts
 from algos import eval_folder
-from algos.eval import main
+from algos.eval import CONFIG, main
 from algos.run_folder import RunError
 from algos.runlog import line
 from configs.eval import EvaluationConfig
-from configs.loader import ConfigError, dump
+from configs.loader import ConfigError, dump, load_as
+from envs.harnesses.sets import with_rings
 from envs.tasks import clawgym
 from envs.tasks.draft import Draft
 from envs.tasks.task import Task
@@ -73,6 +74,10 @@ def test_runs_without_chance_are_called_alike(capsys, model, tmp_path):
         ("tasks.one.path=/nowhere/at/all", "tasks.one: "),
         ("tasks.one.families=[nothing]", "tasks.one: "),
         ("runs=0", "runs: "),
+        ("rings=[{name: a, harnesses: [{}, {label: b}], space: {}}]", "expected one agent_loop without label"),
+        ("rings=[{name: a, harnesses: [{name: codex}], space: {}}]", "expected one agent_loop without label"),
+        ("rings=[{name: a, harnesses: [{}], space: {set: all, which: far}}]", "rings.0.space: got a set that meets"),
+        ("rings=[{name: a, harnesses: [{}], space: {set: names, names: [S9]}}]", "rings.0.space: got harness 'S9'"),
         ("tasks={../../one: {limit: 2}}", "tasks.../../one"),
     ],
 )
@@ -80,6 +85,23 @@ def test_wrong_settings_are_told_before_anything_starts(capsys, model, tmp_path,
     arguments = [f"model.path={model}", f"dir={tmp_path / 'evals'}", *SMALL, setting, "--dry-run"]
     assert says in error_of(capsys, *arguments)
     assert not (tmp_path / "evals").exists()
+
+
+NAMED = "{set: names, names: [S0T0O0C0W0, S1T1O1C1W1], which: near}"
+NEAR = f"rings=[{{name: near, harnesses: [{{max_turns: 3}}], space: {NAMED}}}]"
+
+
+def test_a_ring_may_be_a_set_out_of_the_space_of_harnesses_or_held_out_from_one(capsys, model, tmp_path):
+    file = CONFIG.with_name("eval_space.yaml")
+    assert main([str(file), "--dry-run", "sandbox.backend=process", f"model.path={model}", f"dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    for ring, first in (("training", "S0T0O0C0W0"), ("near", "S0T0O0C0W1"), ("far", "S0T0O0C1W1")):
+        assert f"ring        {ring}: heldout in {first}, " in told
+    assert "episodes    2592: 3 independent runs" in told
+    found = with_rings(load_as(EvaluationConfig, CONFIG, [NEAR, "tasks={one: {}}"]))
+    assert [one.known_as for one in found.rings[0].harnesses] == ["S0T0O0C0W1", "S1T1O1C1W2"]
+    assert {one.max_turns for one in found.harnesses.values()} == {3}
+    assert with_rings(found) == found
 
 
 def test_tasks_that_need_a_judge_are_told_before_anything_starts(capsys, model, tmp_path):
