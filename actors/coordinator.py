@@ -67,9 +67,14 @@ class Coordinator:
         eval_sets: Mapping[str, Sequence[Task]],
         start: int = 0,
         finished: Mapping[str, Finished] | None = None,
+        lost_evaluation: bool = False,
     ) -> None:
-        """``finished``: episodes by id that had ended and are in the log already; they are trained, not run."""
+        """``finished``: episodes by id that had ended and are in the log already; they are trained, not run.
+
+        ``lost_evaluation``: one that training did not wait for has not come to its end, so one begins at ``start``.
+        """
         self._finished = finished or {}
+        self._lost_evaluation = lost_evaluation
         self._config = config
         self._parts = parts
         self._log = log
@@ -93,6 +98,8 @@ class Coordinator:
         try:
             if self._start == 0:
                 self._log.step({"step": 0, "policy_version": 0} | await self._evaluate(0))
+            elif self._lost_evaluation:
+                self._evaluate_beside(self._start)
             for step in range(self._start, self._config.steps):
                 await self._one_step(step, rollouts)
         finally:
@@ -192,8 +199,10 @@ class Coordinator:
         Its row comes when it ends: ``eval/step`` is when it began, ``eval/version_first`` and ``_last`` are the oldest
         and the newest version of which it has tokens, and ``step`` is the last step before the row.
         """
-        if self._beside is not None and not self._beside.done():
-            return {"eval/skipped": 1}
+        if self._beside is not None:
+            if not self._beside.done():
+                return {"eval/skipped": 1}
+            self._beside.result()
 
         async def measure() -> None:
             began = time.monotonic()

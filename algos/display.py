@@ -140,8 +140,8 @@ def before_after(rows: list[dict[str, Any]]) -> Table | None:
     columns, data = evaluations(rows)
     if not data:
         return None
-    last = _evaluated(rows)[-1]["step"]
-    when = f", before and after {last} steps" if "greedy after" in columns else ""
+    last = evaluated(rows)[-1]["step"]
+    when = f", before and after {last} step{'s' if last != 1 else ''}" if "greedy after" in columns else ""
     table = Table(title=f"Reward on tasks never trained{when}", title_justify="left", caption_justify="left")
     table.add_column("tasks", no_wrap=True)
     for name in columns[1:]:
@@ -163,11 +163,11 @@ def evaluations(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]
 
     ``n``: graded tasks of a set, where the row says it.
     """
-    evaluated = _evaluated(rows)
-    if not evaluated:
+    found = evaluated(rows)
+    if not found:
         return ["tasks"], []
-    first, last = evaluated[0], evaluated[-1]
-    shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
+    first, last = found[0], found[-1]
+    shown = [("", first)] if len(found) == 1 else [(" before", first), (" after", last)]
     figures = {"greedy": "reward_greedy", "sampled": "reward_sampled"}
     if any(_TASKS.fullmatch(key) for row in (first, last) for key in row):
         figures = {"n": "tasks"} | figures
@@ -180,7 +180,7 @@ def evaluations(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]
     ]
 
 
-def _evaluated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def evaluated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the figures of an evaluation; one that was left out has a key of its own and none."""
     return [row for row in rows if any(key.startswith("eval/") and "/reward_" in key for key in row)]
 

@@ -227,11 +227,13 @@ async def _run(
             raise RunError(str(error)) from None
     start = last_checkpoint(folder) if resume else 0
     finished: dict[str, Any] = {}
+    lost = False
     if resume:
         if alike:
             finished = taken_over(read_jsonl(folder / "episodes.jsonl"), config, sets.train, folder, start)
         # Without a checkpoint the evaluation before the first step happens again.
         rewind(folder, start or -1, finished)
+        lost = _lost_evaluation(config, start, read_jsonl(folder / "metrics.jsonl"))
         # Not before: until they are gone, episodes of the settings before would pass for episodes of these.
         write_settings(config, folder, display)
         display.say(f"going on after step {start}, with {len(finished)} episodes that had ended")
@@ -239,13 +241,23 @@ async def _run(
     log = RunLog(folder, config, display)
     try:
         async with started(config, folder, model, start) as cluster:
-            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished).run()
+            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished, lost).run()
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
     except RayTaskError as error:
         raise fault_of_a_part(folder, error) from None
     finally:
         log.close()
+
+
+def _lost_evaluation(config: RunConfig, start: int, rows: list[dict[str, Any]]) -> bool:
+    """Whether the newest evaluation that training did not wait for was under way when the run ended."""
+    from algos.runlog import measured
+
+    if config.eval.wait or not config.eval.every:
+        return False
+    due = start - start % config.eval.every
+    return due > 0 and due > max(measured(rows), default=0)
 
 
 def _policy(config: RunConfig, display: Any) -> Path:

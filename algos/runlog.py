@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from algos.display import evaluated
 from algos.run_folder import RunError
 from algos.tracking import Tracker
 from configs.schema import RunConfig
@@ -89,19 +90,25 @@ def _row(where: str, text: bytes, keys: Collection[str]) -> dict[str, Any]:
 def rewind(folder: Path, steps: int, episodes: Collection[str] = ()) -> None:
     """Keep the rows of the first ``steps`` steps, and of these ``episodes``, by id, of later ones.
 
-    A resumed run writes all others again.
+    Episodes of an evaluation stay where its figures do. A resumed run writes all others again.
     """
     metrics = [row for row in read_jsonl(folder / "metrics.jsonl") if row["step"] <= steps]
-    ended = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps) or row["id"] in episodes]
+    of = measured(metrics)
+    ended = [row for row in read_jsonl(folder / "episodes.jsonl") if _belongs(row, steps, of) or row["id"] in episodes]
     for name, rows in (("metrics.jsonl", metrics), ("episodes.jsonl", ended)):
         partial = folder / f".{name}.partial"
         partial.write_text("".join(line(row) for row in rows), encoding="utf-8")
         partial.replace(folder / name)
 
 
-def _belongs(row: dict[str, Any], steps: int) -> bool:
+def measured(rows: list[dict[str, Any]]) -> set[int]:
+    """The numbers of steps after which the evaluations began that ``rows`` hold the figures of."""
+    return {row.get("eval/step", row["step"]) for row in evaluated(rows)}
+
+
+def _belongs(row: dict[str, Any], steps: int, evaluations: set[int]) -> bool:
     """Training rows carry the step that they are trained in, evaluation rows the number of steps before them."""
-    return row["step"] < steps if row["split"] == "train" else row["step"] <= steps
+    return row["step"] < steps if row["split"] == "train" else row["step"] in evaluations
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -229,3 +229,22 @@ def test_sets_of_harnesses_that_cannot_be_are_one_line_before_anything_starts(ar
     assert run.main(["--dry-run", f"dir={tmp_path}", *arguments]) == 2
     told = capsys.readouterr()
     assert fault in (told.err + told.out).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "start", "begun", "lost"),
+    [
+        (["eval.wait=false"], 5, [0, 2], True),
+        (["eval.wait=false"], 5, [0, 2, 4], False),
+        (["eval.wait=false"], 4, [0, 2], True),
+        (["eval.wait=false"], 1, [0], False),
+        (["eval.wait=false", "eval.every=0"], 5, [0], False),
+        (["eval.wait=true"], 5, [0, 2], False),
+    ],
+)
+def test_an_evaluation_beside_the_training_that_a_kill_ended_is_told_by_its_missing_figures(
+    settings, start, begun, lost
+):
+    rows = [{"step": at + 1, "eval/step": at, "eval/heldout/reward_greedy": 0.5} for at in begun]
+    rows += [{"step": 4, "eval/skipped": 1}]
+    assert run._lost_evaluation(load(None, ["eval.every=2", *settings]), start, rows) is lost

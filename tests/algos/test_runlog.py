@@ -25,13 +25,25 @@ def test_rows_are_json_and_missing_figures_are_null(tmp_path):
 def test_rewind_keeps_what_a_shorter_run_would_have_written(tmp_path):
     log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
     for step in range(4):
-        log.step({"step": step})
+        log.step({"step": step, "eval/heldout/reward_greedy": 0.5})
         log.episode({"id": f"e{step}", "step": step, "split": "heldout/greedy"})
         log.episode({"id": f"t{step}", "step": step, "split": "train"})
     log.close()
     rewind(tmp_path, 2)
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
     assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["e0", "t0", "e1", "t1", "e2"]
+
+
+def test_episodes_of_an_evaluation_stay_only_with_its_figures(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
+    for step in range(6):
+        log.episode({"id": f"e{step}", "step": step, "split": "heldout/greedy"})
+        log.step({"step": step})
+    log.step({"step": 3, "eval/step": 2, "eval/heldout/reward_greedy": 0.5})
+    log.step({"step": 5, "eval/step": 4, "eval/heldout/reward_greedy": 0.5})
+    log.close()
+    rewind(tmp_path, 4)
+    assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["e2"]
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
