@@ -124,7 +124,9 @@ _PAGE = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }}
+td {{ white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
+td:first-child, td.incomplete {{ white-space: normal; }}
 tr.part td:first-child {{ padding-left: 2rem; font-weight: 400; }}
 tr.whole td {{ font-weight: 600; border-top: 2px solid var(--line); }}
 .incomplete {{ color: var(--alarm); }}
@@ -143,9 +145,12 @@ _TABLE = """<div><table><thead><tr>{head}</tr></thead><tbody>
 
 
 def page(first: Table, *others: Table, picture: str = "") -> str:
-    """A page that needs nothing else. ``picture``: markup that stands above the tables."""
-    body = [picture, _html(first), *(f"<h2>{html.escape(one.title)}</h2>\n{_html(one)}" for one in others)]
-    return _PAGE.format(title=html.escape(first.title), body="\n".join(part for part in body if part))
+    """A page that needs nothing else. ``picture``: markup that stands above the table that it shows, the last."""
+    parts = [_html(first)]
+    for one in others:
+        parts += [f"<h2>{html.escape(plain(one.title))}</h2>", _html(one)]
+    parts.insert(-1, picture)
+    return _PAGE.format(title=html.escape(plain(first.title)), body="\n".join(part for part in parts if part))
 
 
 def _html(made: Table) -> str:

@@ -1,7 +1,9 @@
 """Behaviour of whole folders: the same from trees and from transcripts, before and after."""
 
+import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -268,12 +270,29 @@ def graded(name, value):
 
 def test_a_radar_has_a_shape_for_each_place_and_text_of_others_stays_text():
     drawn = radar([graded("<before>", 0.0), graded("after", 1.0), Series("unjudged")], ["state", "work", "care"])
-    assert drawn.count("<title>") == 2
+    assert drawn.count("stroke-width") == 2
     assert "&lt;before&gt;" in drawn
     assert "<before>" not in drawn
     # The first axis points up: 0 is the middle, 1 the rim.
-    assert 'points="210.0,210.0 ' in drawn
-    assert 'points="210.0,90.0 ' in drawn
+    assert 'points="300.0,170.0 ' in drawn
+    assert 'points="300.0,40.0 ' in drawn
+
+
+def test_no_word_of_a_radar_is_cut_or_lies_on_another():
+    series = [graded(f"{number} " + "long " * 40, 0.5) for number in range(6)]
+    for one in series:
+        one.scores = [dict.fromkeys(DIMENSIONS, 0.5)] * 2
+    drawn = radar(series, list(DIMENSIONS))
+    wide, high = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn).groups())
+    boxes = []
+    for x, y, anchor, words in re.findall(r'<text x="(.*?)" y="(.*?)" text-anchor="(\w+)".*?>(.*?)</text>', drawn):
+        # A letter of 12 pixels is 7 wide, rather than less.
+        long, left = 7 * len(words), {"start": 0, "middle": 0.5, "end": 1}[anchor]
+        boxes.append((float(x) - left * long, float(y) - 7, float(x) + (1 - left) * long, float(y) + 7))
+    assert len(boxes) == 6 + 6 + 4
+    assert all(a >= 0 and b >= 0 and c <= wide and d <= high for a, b, c, d in boxes)
+    for (a, b, c, d), (e, f, g, h) in itertools.combinations(boxes, 2):
+        assert c <= e or g <= a or d <= f or h <= b
 
 
 def test_grades_are_tabled_with_their_errors():
