@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from algos.run_folder import RunError
 from configs.schema import RunConfig
 
+if TYPE_CHECKING:
+    from envs.tasks.sets import TaskSets
+
 _LONGEST_ROOT = 60
 
 
-def check(config: RunConfig) -> str:
-    """Find what would stop the run, before anything starts; returns the sandbox backend that would be used.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run would use."""
+
+    backend: str
+    """The sandbox backend."""
+    sets: TaskSets | None = None
+    """The tasks of ``tasks.path``; None: those are built in."""
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Which broken tasks are left out, and why."""
+        return self.sets.skipped if self.sets is not None else ()
+
+
+def check(config: RunConfig) -> Found:
+    """Find what would stop the run, before anything starts.
 
     Raises:
         RunError: the harness, the assignment, the sandbox backend, the model folder or the tasks cannot be used.
@@ -41,6 +61,7 @@ def check(config: RunConfig) -> str:
             faults.append(f"mix.{number}: {error}" if config.mix else str(error))
     if faults:
         raise RunError("\n".join(faults))
+    sets = None
     try:
         if config.tasks.path is not None:
             with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
@@ -70,7 +91,19 @@ def check(config: RunConfig) -> str:
     for name in ("config.json", "tokenizer_config.json") if model is not None else ():
         if not (Path(str(model)) / name).is_file():
             raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
-    return backend if backend != "auto" else "process" if reason else "bubblewrap"
+    backend = backend if backend != "auto" else "process" if reason else "bubblewrap"
+    return Found(backend, sets)
+
+
+def without_gpu(config: RunConfig) -> list[str]:
+    """Settings that ask for a GPU where this machine has none and no cluster of others is named."""
+    devices = {"engine.device": config.engine.device, "learner.device": config.learner.device}
+    asked = [f"{name}={device}" for name, device in devices.items() if device != "cpu"]
+    if not asked or os.environ.get("RAY_ADDRESS"):
+        return []
+    import torch
+
+    return [] if torch.cuda.is_available() else asked
 
 
 def _check_writable(folder: Path) -> None:

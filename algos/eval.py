@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from algos.checks import check, without_gpu
 from algos.entry import interruptible, listed, new_folder, parsed, say, typed
 from algos.run_folder import RunError, fault_of_a_part
 from configs.eval import EvaluationConfig, RingConfig, TaskSetConfig
@@ -97,11 +98,9 @@ def _settings(args: argparse.Namespace) -> tuple[EvaluationConfig, Path]:
 
 def _check(config: EvaluationConfig) -> str:
     """The sandbox backend that would be used. Raises RunError and ConfigError before anything starts."""
-    from algos.checks import check
-
     if config.model.path is None and config.engine.kind != "endpoint":
         raise ConfigError("model.path: got nothing, expected model.path=runs/NAME, or a Hugging Face model folder")
-    return check(config.parts())
+    return check(config.parts()).backend
 
 
 def _model(config: EvaluationConfig) -> Path | None:
@@ -187,6 +186,7 @@ def _plan(config: EvaluationConfig, model: Path | None, backend: str, folder: Pa
     lines += [f"episodes    {len(planned)}: {runs}", f"writes to   {folder}"]
     if config.runs > 1 and not config.temperature:
         lines.append("careful     at temperature 0 the runs are alike: their agreement says nothing about the policy")
+    lines += [f"careful     {setting}: no GPU is seen on this machine" for setting in without_gpu(config.parts())]
     return "\n".join(lines)
 
 

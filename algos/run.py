@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import math
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from algos.checks import check
+from algos.checks import Found, check, without_gpu
 from algos.entry import interruptible, listed, new_folder, parsed, say, typed
 from algos.recipe import Recipe, SpaceRecipe, space_recipe
 from algos.run_folder import (
@@ -46,19 +45,18 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     try:
         config, folder = _settings(args)
-        backend = check(config)
+        found = check(config)
         if args.resume:
             check_checkpoints(folder)
         if args.dry_run:
-            tasks, skipped = _found(config)
-            for line in skipped:
+            for line in found.skipped:
                 say(console, f"skipped {line}")
-            say(console, plan(config, backend, folder, args.resume, tasks))
+            say(console, plan(config, found, folder, args.resume))
             return 0
         if args.resume and is_complete(folder, config.steps):
             say(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
-        if backend == "process":
+        if found.backend == "process":
             say(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
         return _train(config, folder, bool(args.resume), console)
     except (ConfigError, RunError) as error:
@@ -95,19 +93,7 @@ def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
     return config, new_folder(config.dir, config.name)
 
 
-def _found(config: RunConfig) -> tuple[str, tuple[str, ...]]:
-    """How many tasks there are, in words, and which were left out and why."""
-    from envs.tasks.sets import load_sets
-
-    if config.tasks.path is None:
-        return f"{config.tasks.train} built-in {config.tasks.builtin} tasks", ()
-    with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
-        sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
-    told = f"{config.tasks.path}: {len(sets.train)} to practise on, {len(sets.evaluation.get('heldout', ()))} held out"
-    return told + (f", {len(sets.skipped)} broken left out" if sets.skipped else ""), sets.skipped
-
-
-def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tasks: str) -> str:
+def plan(config: RunConfig, found: Found, folder: Path, resume: Path | None = None) -> str:
     """What a run with these settings would do, in a few lines."""
     per_step = config.rollout.groups * config.rollout.group_size
     before = last_checkpoint(folder) if resume else 0
@@ -117,6 +103,11 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tas
         evaluation = f"every {config.eval.every} steps{beside}, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
+    tasks = f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
+    if found.sets is not None:
+        heldout = found.sets.evaluation.get("heldout", ())
+        tasks = f"{config.tasks.path}: {len(found.sets.train)} to practise on, {len(heldout)} held out"
+        tasks += f", {len(found.skipped)} broken left out" if found.skipped else ""
     engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
     if config.engine.kind == "endpoint":
         engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
@@ -135,13 +126,14 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tas
             f"tasks       {tasks}",
             f"harness     {_harnesses_told(config)}",
             f"engine      {engine}",
-            f"sandbox     {backend}{' (no isolation)' if backend == 'process' else ''}, "
+            f"sandbox     {found.backend}{' (no isolation)' if found.backend == 'process' else ''}, "
             f"{config.sandbox.actors} x {config.sandbox.concurrency} at a time",
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
             f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
             f"evaluation  {evaluation}",
             *([f"checkpoints {keeps}"] if config.steps else []),
             f"writes to   {folder}" + (f", going on after step {before}" if resume else ""),
+            *(f"careful     {setting}: no GPU is seen on this machine" for setting in without_gpu(config)),
         ]
     )
 

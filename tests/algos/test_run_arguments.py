@@ -1,16 +1,19 @@
 """The command line of ``algos.run``."""
 
 import json
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 
 import pytest
+import torch
 from ray.exceptions import RayTaskError
 
 from actors import coordinator, start
 from actors.engines.published import seal
 from algos import run, run_folder, runlog
 from configs.loader import dump, load
+from envs.tasks import desk
 
 
 @pytest.mark.parametrize(
@@ -248,3 +251,23 @@ def test_an_evaluation_beside_the_training_that_a_kill_ended_is_told_by_its_miss
     rows = [{"step": at + 1, "eval/step": at, "eval/heldout/reward_greedy": 0.5} for at in begun]
     rows += [{"step": 4, "eval/skipped": 1}]
     assert run._lost_evaluation(load(None, ["eval.every=2", *settings]), start, rows) is lost
+
+
+def test_the_plan_says_how_many_tasks_there_are_which_are_left_out_and_that_no_gpu_is_seen(tmp_path, capsys):
+    tasks = tmp_path / "tasks"
+    desk.write(desk.generate("train", 5, seed=0), tasks)
+    broken = sorted(tasks.iterdir())[2]
+    (broken / "data_entry.json").write_text("{")
+    settings = [f"tasks.path={tasks}", "engine.device=cuda", "sandbox.backend=process", f"dir={tmp_path}"]
+    assert run.main(["--dry-run", "--skip-bad-tasks", *settings]) == 0
+    told = capsys.readouterr().out
+    assert f"skipped {broken}" in told
+    assert f"tasks       {tasks}: 4 to practise on, 0 held out, 1 broken left out" in told
+    assert ("careful     engine.device=cuda: no GPU is seen" in told) is not torch.cuda.is_available()
+
+
+def test_a_folder_that_is_not_there_is_told_without_loading_what_exports():
+    code = (
+        "import sys, algos.export; assert algos.export.main(['/nowhere', 'x']) == 2; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
