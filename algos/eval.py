@@ -98,6 +98,14 @@ def _settings(args: argparse.Namespace) -> tuple[EvaluationConfig, Path]:
 
 def _check(config: EvaluationConfig) -> str:
     """The sandbox backend that would be used. Raises RunError and ConfigError before anything starts."""
+    from envs.harnesses.registry import harness
+
+    for number, ring in enumerate(config.rings):
+        for place, one in enumerate(ring.harnesses):
+            try:
+                harness(one)
+            except ValueError as error:
+                raise ConfigError(f"rings.{number}.harnesses.{place}: {error}") from None
     if config.model.path is None and config.engine.kind != "endpoint":
         raise ConfigError("model.path: got nothing, expected model.path=runs/NAME, or a Hugging Face model folder")
     return check(config.parts()).backend

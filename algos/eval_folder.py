@@ -42,8 +42,9 @@ _MAY_CHANGE: dict[str, Any] = {
 def settings(folder: Path, overrides: list[str]) -> EvaluationConfig:
     """Those of an evaluation that goes on. Raises ConfigError where ``overrides`` make it another one."""
     saved = folder / SETTINGS
-    if not saved.is_file():
-        raise ConfigError(f"{folder}: no {SETTINGS} there; expected a folder made by this command")
+    for name in (SETTINGS, ATTEMPTS):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: no {name} there; expected a folder made by this command")
     before, after = load_as(EvaluationConfig, saved), load_as(EvaluationConfig, saved, overrides)
     if before.model_dump(exclude=_MAY_CHANGE) != after.model_dump(exclude=_MAY_CHANGE):
         raise ConfigError(
@@ -60,8 +61,8 @@ def write_settings(folder: Path, config: EvaluationConfig, planned: Iterable[Att
     """Keep what is asked for. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [attempt.identity | {"category": attempt.category} for attempt in planned]
-    _replace(folder / SETTINGS, dump(config))
     _replace(folder / ATTEMPTS, "".join(map(line, rows)))
+    _replace(folder / SETTINGS, dump(config))
 
 
 def reopened(folder: Path) -> list[dict[str, Any]]:

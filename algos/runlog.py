@@ -18,6 +18,7 @@ from algos.tracking import Tracker
 from configs.schema import RunConfig
 
 _REMEDY = "take the line out to go on without what it told"
+_NUMBERS = ("step", "run")
 
 
 class Display(Protocol):
@@ -67,7 +68,7 @@ class RunLog:
 def read_jsonl(path: Path, keys: Collection[str] = ()) -> list[dict[str, Any]]:
     """All whole lines of a file of rows; a last line that a kill cut short is left out.
 
-    Raises RunError for a line that is damaged, or has not all of ``keys``.
+    Raises RunError for a line that is damaged, or in which one of ``keys`` is missing or cannot be what it is called.
     """
     if not path.exists():
         return []
@@ -84,7 +85,20 @@ def _row(where: str, text: bytes, keys: Collection[str]) -> dict[str, Any]:
         raise RunError(f"{where}: got {str(row)[:40]}, expected names with values; {_REMEDY}")
     if missing := [key for key in keys if key not in row]:
         raise RunError(f"{where}: got no {missing[0]!r}, expected a row with {', '.join(keys)}; {_REMEDY}")
+    for key in keys:
+        if expected := _unlike(key, row[key]):
+            raise RunError(f"{where}: {key}: got {str(row[key])[:40]}, expected {expected}; {_REMEDY}")
     return row
+
+
+def _unlike(key: str, value: Any) -> str:
+    """What was expected; empty where ``value`` is that."""
+    if key == "reward":
+        # No number is between these where it is not finite.
+        fits = value is None or (isinstance(value, int | float) and 0 <= value <= 1)
+        return "" if fits else "a number in [0, 1], or null"
+    kind, called = (int, "a whole number") if key in _NUMBERS else (str, "a text")
+    return "" if isinstance(value, kind) else called
 
 
 def rewind(folder: Path, steps: int, episodes: Collection[str] = ()) -> None:

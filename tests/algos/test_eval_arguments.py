@@ -74,6 +74,7 @@ def test_runs_without_chance_are_called_alike(capsys, model, tmp_path):
         ("tasks.one.path=/nowhere/at/all", "tasks.one: "),
         ("tasks.one.families=[nothing]", "tasks.one: "),
         ("runs=0", "runs: "),
+        ("rings=[{name: a, harnesses: [{}, {name: claudecode}]}]", "rings.0.harnesses.1: harness.name 'claudecode'"),
         ("rings=[{name: a, harnesses: [{}, {label: b}], space: {}}]", "expected one agent_loop without label"),
         ("rings=[{name: a, harnesses: [{name: codex}], space: {}}]", "expected one agent_loop without label"),
         ("rings=[{name: a, harnesses: [{}], space: {set: all, which: far}}]", "rings.0.space: got a set that meets"),
@@ -168,11 +169,23 @@ def test_a_resume_takes_more_runs_and_refuses_what_would_make_other_episodes(tmp
         eval_folder.settings(tmp_path, ["runs=2"])
     with pytest.raises(ConfigError, match=r"no config\.yaml there"):
         eval_folder.settings(tmp_path / "none", [])
+    (tmp_path / "attempts.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"no attempts\.jsonl there"):
+        eval_folder.settings(tmp_path, [])
 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
-    [(b"garbage\n", "line 7: got no JSON"), (b"\xff\n", "line 7: got no JSON"), (b"[1]\n", "line 7: got [1]")],
+    [
+        (b"garbage\n", "line 7: got no JSON"),
+        (b"\xff\n", "line 7: got no JSON"),
+        (b"[1]\n", "line 7: got [1]"),
+        *(
+            (b'{"id": "a", "status": "completed", "reward": %b}\n' % reward, "line 7: reward: got ")
+            for reward in (b"NaN", b"Infinity", b"1" + b"0" * 400, b'"good"', b"[1]", b"-0.5")
+        ),
+        (b'{"id": [1], "status": "completed", "reward": 1}\n', "line 7: id: got [1], expected a text"),
+    ],
 )
 def test_a_damaged_line_is_named_and_nothing_is_changed(capsys, tmp_path, damage, says):
     write_rows(tmp_path, begun(tmp_path))
