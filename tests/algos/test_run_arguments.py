@@ -266,8 +266,24 @@ def test_the_plan_says_how_many_tasks_there_are_which_are_left_out_and_that_no_g
     assert ("careful     engine.device=cuda: no GPU is seen" in told) is not torch.cuda.is_available()
 
 
-def test_a_folder_that_is_not_there_is_told_without_loading_what_exports():
-    code = (
-        "import sys, algos.export; assert algos.export.main(['/nowhere', 'x']) == 2; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+QUICK = (
+    *((f"algos.{name}", ["--help"]) for name in ("run", "eval", "analyse", "report", "sft", "coldstart", "export")),
+    *((name, ["--help"]) for name in ("actors.serve", "trees.view", "envs.tasks")),
+    ("algos.export", ["/nowhere", "out"]),
+    ("actors.serve", ["--model", "/nowhere"]),
+)
+
+
+@pytest.mark.parametrize(("module", "arguments"), QUICK)
+def test_help_and_what_is_wrong_at_first_sight_are_told_without_loading_what_takes_seconds(module, arguments):
+    code = f"""
+import runpy, sys
+sys.argv = [{module!r}, *{arguments!r}]
+try:
+    runpy.run_module({module!r}, run_name="__main__")
+except SystemExit:
+    sys.exit(bool({{"torch", "ray", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout + done.stderr
+    assert done.returncode == 0
