@@ -18,6 +18,7 @@ from configs.schema import (
     RewardConfig,
     RunConfig,
     SandboxConfig,
+    TaskPathConfig,
     TreesConfig,
     WandbConfig,
 )
@@ -39,17 +40,9 @@ class EvaluatedModelConfig(ModelConfig):
     )
 
 
-class TaskSetConfig(Config):
+class TaskSetConfig(TaskPathConfig):
     """Tasks that are measured together."""
 
-    path: Path | None = Field(
-        None,
-        description="Folder or file of tasks, in a format of `python -m envs.tasks --help`; none: built-in tasks.",
-    )
-    format: str | None = Field(None, description="Which format the path has; none: recognised by what lies there.")
-    graded_by: Literal["any", "script"] = Field(
-        "any", description="script: leave out the path's tasks whose grade needs a judge."
-    )
     builtin: Literal["desk", "word"] = Field("desk", description="Which built-in tasks.")
     split: Literal["train", "heldout", "wording"] = Field(
         "heldout", description="Built-in tasks: practised ones, held-out ones, or (desk) such in other wordings."
@@ -58,7 +51,6 @@ class TaskSetConfig(Config):
     seed: int = Field(0, ge=0, description="Built-in tasks: the seed of the run whose tasks these are.")
     families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
     level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")
-    skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
 
 
 class KeptTreesConfig(TreesConfig):
