@@ -67,9 +67,14 @@ class Coordinator:
         eval_sets: Mapping[str, Sequence[Task]],
         start: int = 0,
         finished: Mapping[str, Finished] | None = None,
+        lost_evaluation: bool = False,
     ) -> None:
-        """``finished``: episodes by id that had ended and are in the log already; they are trained, not run."""
+        """``finished``: episodes by id that had ended and are in the log already; they are trained, not run.
+
+        ``lost_evaluation``: one that training did not wait for has not come to its end, so one begins at ``start``.
+        """
         self._finished = finished or {}
+        self._lost_evaluation = lost_evaluation
         self._config = config
         self._parts = parts
         self._log = log
@@ -93,6 +98,8 @@ class Coordinator:
         try:
             if self._start == 0:
                 self._log.step({"step": 0, "policy_version": 0} | await self._evaluate(0))
+            elif self._lost_evaluation:
+                self._evaluate_beside(self._start)
             for step in range(self._start, self._config.steps):
                 await self._one_step(step, rollouts)
         finally:
@@ -192,8 +199,10 @@ class Coordinator:
         Its row comes when it ends: ``eval/step`` is when it began, ``eval/version_first`` and ``_last`` are the oldest
         and the newest version of which it has tokens, and ``step`` is the last step before the row.
         """
-        if self._beside is not None and not self._beside.done():
-            return {"eval/skipped": 1}
+        if self._beside is not None:
+            if not self._beside.done():
+                return {"eval/skipped": 1}
+            self._beside.result()
 
         async def measure() -> None:
             began = time.monotonic()
@@ -325,19 +334,22 @@ def _of_the_judge(finished: Sequence[Finished]) -> dict[str, float]:
 def evaluation_means(finished: Sequence[Finished]) -> dict[str, float]:
     """``eval/<set>/reward_greedy`` and ``_sampled``, also by family, and by harness where there are several.
 
-    Failed episodes are counted, not graded.
+    ``eval/<set>/tasks`` is the number of tasks that they are of. Failed episodes are counted, not graded.
     """
     several = len({f.spec.harness for f in finished}) > 1
     rewards: dict[str, list[float]] = {}
     failed: Counter[str] = Counter()
+    tasks: dict[str, set[str]] = {}
     for f in finished:
         name, how = f.spec.split.split("/")
         failed[f"eval/{name}/failed"] += f.outcome.reward is None
         if f.outcome.reward is None:
             continue
         rewards.setdefault(f"eval/{name}/reward_{how}", []).append(f.outcome.reward)
+        tasks.setdefault(f"eval/{name}/tasks", set()).add(f.spec.task.id)
         family = f.spec.task.metadata.get("family")
         for part in (family, f"in {f.spec.harness}" if several else None):
             if part:
                 rewards.setdefault(f"eval/{name}/{part}/reward_{how}", []).append(f.outcome.reward)
-    return {key: sum(values) / len(values) for key, values in rewards.items()} | dict(failed)
+    means = {key: sum(values) / len(values) for key, values in rewards.items()}
+    return means | {key: len(ids) for key, ids in tasks.items()} | dict(failed)

@@ -37,10 +37,13 @@ class Attempt:
     spec: EpisodeSpec
 
     @property
-    def category(self) -> Any:
+    def category(self) -> str | None:
         """What the task is counted under; None where its metadata say nothing."""
         metadata = self.spec.task.metadata
-        return next((metadata[name] for name in CATEGORIES if name in metadata), None)
+        said = next((metadata[name] for name in CATEGORIES if metadata.get(name) not in (None, "", [])), None)
+        if said is None:
+            return None
+        return ", ".join(map(str, said)) if isinstance(said, list) else str(said)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
+from algos.entry import say, typed
+from algos.run_folder import RunError
 from configs.analyse import AnalyseConfig, StageConfig
 from configs.loader import ConfigError, describe, load_as
 
@@ -45,11 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_as(AnalyseConfig, args.config, args.overrides)
         return _analyse(config, args.places, console)
-    except ConfigError as error:
-        _print(Console(stderr=True), f" {error}", "error:")
+    except (ConfigError, RunError) as error:
+        say(Console(stderr=True), f" {error}", "error:")
         return 2
     except KeyboardInterrupt:
-        _print(console, "interrupted; nothing was written")
+        say(console, "interrupted; nothing was written")
         return 130
 
 
@@ -91,7 +92,7 @@ def _analyse(config: AnalyseConfig, names: Sequence[str], console: Console) -> i
         tables[-1].notes.append(cost)
         picture = radar(series, list(dimensions))
     for made in tables:
-        _print(console, markdown(made))
+        say(console, markdown(made))
     out = config.out or places[-1].folder
     plain = {"settings": config.model_dump(mode="json"), "places": [one.plain(list(dimensions)) for one in series]}
     texts = {
@@ -100,8 +101,8 @@ def _analyse(config: AnalyseConfig, names: Sequence[str], console: Console) -> i
         "json": json.dumps(plain, indent=1, allow_nan=False) + "\n",
     }
     _write(out, texts)
-    _print(console, f"written to {out / 'behaviour.md'}, .html and .json")
-    _print(console, f"look at single episodes:  {_python()} -m trees.view {places[-1].folder}")
+    say(console, f"written to {out / 'behaviour.md'}, .html and .json")
+    say(console, f"look at single episodes:  {typed()} -m trees.view {places[-1].folder}")
     return 0
 
 
@@ -203,17 +204,6 @@ def _progress(console: Console) -> Progress:
         TimeElapsedColumn(),
     )
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _print(console: Console, text: str, alarm: str = "") -> None:
-    """Text of users and of errors as it is, without markup and without wrapping."""
-    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
-
-
-def _python() -> str:
-    """The interpreter of this environment as one would type it here."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Words come from whoever has the tokenizer (``Words``); what a tool's answer says
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -190,26 +191,26 @@ def pooled(episodes: Iterable[Mapping[str, Rate]]) -> dict[str, Rate]:
 
 
 def skipped_stages(episode: Sequence[Step], workflow: Sequence[Stage]) -> list[Stage]:
-    """The fewest stages without which the rest come in their order; of equal choices the earliest are skipped."""
-    for size in range(len(workflow), -1, -1):
-        for kept in sorted(itertools.combinations(range(len(workflow)), size), reverse=True):
-            if _in_order(episode, [workflow[index] for index in kept]):
-                return [stage for index, stage in enumerate(workflow) if index not in kept]
-    raise AssertionError("unreachable: no stage at all is always in order")
+    """The fewest stages without which the rest come in their order; of equal choices the earliest are skipped.
 
-
-def _in_order(episode: Sequence[Step], stages: Sequence[Stage]) -> bool:
-    """Whether every stage is reached, none before the one ahead of it. One command may be of several stages."""
+    Each is reached where the one ahead of it is, or later: one command may be of several stages.
+    """
     acts: list[str | None] = []
     for step in episode:
         acts += [f"{call.name} {call.arguments}" for call in step.calls] or [None]
-    place = 0
-    for stage in stages:
-        reached = (at for at in range(place, len(acts)) if _reaches(acts[at], stage))
-        if (found := next(reached, None)) is None:
-            return False
-        place = found
-    return True
+    reached = [[at for at, act in enumerate(acts) if _reaches(act, stage)] for stage in workflow]
+
+    @functools.cache
+    def kept(stage: int, place: int) -> tuple[int, ...]:
+        """The most stages from ``stage`` on that come in their order from ``place`` on."""
+        if stage == len(workflow):
+            return ()
+        without = kept(stage + 1, place)
+        if (at := next((at for at in reached[stage] if at >= place), None)) is None:
+            return without
+        return max(without, (stage, *kept(stage + 1, at)), key=len)
+
+    return [stage for number, stage in enumerate(workflow) if number not in kept(0, 0)]
 
 
 def _reaches(act: str | None, stage: Stage) -> bool:

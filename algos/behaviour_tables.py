@@ -10,10 +10,14 @@ from typing import Any
 
 from algos.behaviour import MEANINGS, Rate
 from algos.estimates import Figure, ratio
-from algos.score_tables import Table, page, with_error
+from algos.score_tables import Table, page, plain, with_error
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#bbbb44")
-
+_RIM, _ACROSS, _LINE = 130.0, 600.0, 20.0
+"""Pixels of the picture: radius and width, with room for the words beside the rim, and the height of a line."""
+_LEVELS = (0.25, 0.5, 0.75, 1.0)
+_FAINT = 'stroke="currentColor" opacity=".25"'
+_NAME = 70
 _FAULT = 200
 
 
@@ -88,48 +92,46 @@ def dimension_table(series: Sequence[Series], dimensions: Mapping[str, str]) -> 
     return made
 
 
-def radar(series: Sequence[Series], dimensions: Sequence[str], size: int = 420) -> str:
+def radar(series: Sequence[Series], dimensions: Sequence[str]) -> str:
     """The judge's grades as an inline SVG: an axis for each dimension, 0 in the middle, 1 at the rim."""
-    middle, rim = size / 2, size / 2 - 90
+    shown = [one for one in series if one.scores]
+    x0, y0 = _ACROSS / 2, _RIM + 2 * _LINE
+    bottom = y0 + _RIM + 2 * _LINE
     angles = [2 * math.pi * index / len(dimensions) for index in range(len(dimensions))]
 
     def at(share: float, angle: float) -> tuple[float, float]:
-        return middle + rim * share * math.sin(angle), middle - rim * share * math.cos(angle)
+        return x0 + _RIM * share * math.sin(angle), y0 - _RIM * share * math.cos(angle)
 
-    def ring(shares: Sequence[float]) -> str:
+    def ring(shares: Sequence[float], look: str) -> str:
         places = (at(share, angle) for share, angle in zip(shares, angles, strict=True))
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" {look}/>'
 
-    parts = [
-        f'<polygon points="{ring([level] * len(angles))}" fill="none" stroke="currentColor" opacity=".25"/>'
-        for level in (0.25, 0.5, 0.75, 1.0)
-    ]
+    parts = [ring([level] * len(angles), f'fill="none" {_FAINT}') for level in _LEVELS]
     for name, angle in zip(dimensions, angles, strict=True):
         (x, y), (tx, ty) = at(1, angle), at(1.12, angle)
-        anchor = "middle" if abs(tx - middle) < 1 else "start" if tx > middle else "end"
-        parts.append(
-            f'<line x1="{middle}" y1="{middle}" x2="{x:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".25"/>'
-        )
-        parts.append(
-            f'<text x="{tx:.1f}" y="{ty:.1f}" text-anchor="{anchor}" dominant-baseline="middle" font-size="12" '
-            f'fill="currentColor">{html.escape(name.replace("_", " "))}</text>'
-        )
-    for index, one in enumerate(one for one in series if one.scores):
+        anchor = "middle" if abs(tx - x0) < 1 else "start" if tx > x0 else "end"
+        parts.append(f'<line x1="{x0}" y1="{y0}" x2="{x:.1f}" y2="{y:.1f}" {_FAINT}/>')
+        parts.append(_text(tx, ty, name.replace("_", " "), anchor))
+    parts += [_text(x0 + 4, y0 - _RIM * level, f"{level:g}", "start", 'opacity=".6"') for level in _LEVELS]
+    for index, one in enumerate(shown):
         colour = _COLOURS[index % len(_COLOURS)]
         # A dimension without a grade cannot be: every graded episode has all of them.
-        points = ring([one.score(name).value or 0.0 for name in dimensions])
-        parts.append(
-            f'<polygon points="{points}" fill="{colour}" fill-opacity=".18" stroke="{colour}" stroke-width="2">'
-            f"<title>{html.escape(one.name)}</title></polygon>"
-        )
-        parts.append(
-            f'<rect x="8" y="{8 + 18 * index}" width="12" height="12" fill="{colour}"/>'
-            f'<text x="26" y="{18 + 18 * index}" font-size="12" fill="currentColor">{html.escape(one.name)}</text>'
-        )
+        shares = [one.score(name).value or 0.0 for name in dimensions]
+        parts.append(ring(shares, f'fill="{colour}" fill-opacity=".1" stroke="{colour}" stroke-width="2"'))
+        y = bottom + _LINE * index
+        parts.append(f'<rect x="0" y="{y - 6}" width="12" height="12" fill="{colour}"/>')
+        parts.append(_text(20, y, plain(one.name, _NAME), "start"))
+    high = bottom + _LINE * len(shown)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" width="{size}" height="{size}" '
-        f'role="img" aria-label="Behaviour by dimension">{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_ACROSS} {high}" width="{_ACROSS}" '
+        f'style="max-width: 100%; height: auto" font-size="12" fill="currentColor" role="img" '
+        f'aria-label="Behaviour by dimension">{"".join(parts)}</svg>'
     )
+
+
+def _text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="middle"'
+    return f"<text {place} {more}>{html.escape(words)}</text>"
 
 
 def behaviour_page(tables: Sequence[Table], picture: str = "") -> str:

@@ -13,9 +13,11 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _FAILED = re.compile(r"episodes/failed|eval/[^/]+/failed")
+_TASKS = re.compile(r"eval/[^/]+/tasks")
 _REASON = 200
 _REASONS = 5
 _STAGES = {
@@ -138,33 +140,49 @@ def before_after(rows: list[dict[str, Any]]) -> Table | None:
     columns, data = evaluations(rows)
     if not data:
         return None
-    last = max(row["step"] for row in rows if any(key.startswith("eval/") for key in row))
-    when = f", before and after {last} steps" if "greedy after" in columns else ""
-    table = Table(title=f"Reward on tasks never trained{when}", title_justify="left")
+    last = evaluated(rows)[-1]["step"]
+    when = f", before and after {last} step{'s' if last != 1 else ''}" if "greedy after" in columns else ""
+    table = Table(title=f"Reward on tasks never trained{when}", title_justify="left", caption_justify="left")
     table.add_column("tasks", no_wrap=True)
     for name in columns[1:]:
         table.add_column(name, justify="right")
     for place, *values in data:
         name, _, family = place.partition("/")
-        cells = ["" if value is None else f"{value:.2f}" for value in values]
-        table.add_row(f"  {family}" if family else f"[bold]{name}", *cells)
+        cells = [
+            "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value) for value in values
+        ]
+        # Not as markup: families are words of the tasks' authors.
+        table.add_row(Text(f"  {family}" if family else name, "" if family else "bold"), *cells)
+        if len({count for column, count in zip(columns[1:], values, strict=True) if column.startswith("n ")}) > 1:
+            table.caption = "Before and after are not of the same number of tasks (n)."
     return table
 
 
 def evaluations(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Columns and lines of the table of the first and the last evaluation, or of the only one; no lines without any."""
-    evaluated = [row for row in rows if any(key.startswith("eval/") for key in row)]
-    if not evaluated:
+    """Columns and lines of the table of the first and the last evaluation, or of the only one; no lines without any.
+
+    ``n``: graded tasks of a set, where the row says it.
+    """
+    found = evaluated(rows)
+    if not found:
         return ["tasks"], []
-    first, last = evaluated[0], evaluated[-1]
-    shown = [("", first)] if len(evaluated) == 1 else [(" before", first), (" after", last)]
-    columns = ["tasks", *(how + name for how in ("greedy", "sampled") for name, _ in shown)]
+    first, last = found[0], found[-1]
+    shown = [("", first)] if len(found) == 1 else [(" before", first), (" after", last)]
+    figures = {"greedy": "reward_greedy", "sampled": "reward_sampled"}
+    if any(_TASKS.fullmatch(key) for row in (first, last) for key in row):
+        figures = {"n": "tasks"} | figures
+    columns = ["tasks", *(how + name for how in figures for name, _ in shown)]
     places = {key.removeprefix("eval/").rpartition("/")[0] for key in first if "/reward_" in key}
     return columns, [
-        [place, *(row.get(f"eval/{place}/reward_{how}") for how in ("greedy", "sampled") for _, row in shown)]
+        [place, *(row.get(f"eval/{place}/{key}") for key in figures.values() for _, row in shown)]
         # Of each set the whole, then its families, then "in" each harness.
         for place in sorted(places, key=lambda p: (p.split("/")[0], "/in " in p, p))
     ]
+
+
+def evaluated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the figures of an evaluation; one that was left out has a key of its own and none."""
+    return [row for row in rows if any(key.startswith("eval/") and "/reward_" in key for key in row)]
 
 
 def failures(rows: list[dict[str, Any]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
 
-from algos.run_folder import RunError
+from algos.checks import check, without_gpu
+from algos.entry import interruptible, listed, new_folder, parsed, say, typed
+from algos.run_folder import RunError, fault_of_a_part
 from configs.eval import EvaluationConfig, RingConfig, TaskSetConfig
 from configs.loader import ConfigError, describe, load_as
 
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
         backend = _check(config)
         return _dry_run(config, folder, backend, console) if args.dry_run else _begin(config, folder, args, console)
     except (ConfigError, RunError) as error:
-        _print(Console(stderr=True), f" {error}", "error:")
+        say(Console(stderr=True), f" {error}", "error:")
         return 2
     except KeyboardInterrupt:
-        _print(console, "interrupted before anything began")
+        say(console, "interrupted before anything began")
         return 130
 
 
@@ -72,38 +72,43 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="YAML file of settings; none: configs/eval.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument(
         "--resume", type=Path, metavar="EVAL", help="go on in a folder; what has ended is not run again"
     )
     parser.add_argument("--table", nargs="+", metavar="EVAL", help="print the table of evaluations, and end")
-    args = parser.parse_intermixed_args(argv)
-    if args.config and "=" in args.config:
-        args.overrides.insert(0, args.config)
-        args.config = None
-    return args
+    return parsed(parser, argv)
 
 
 def _settings(args: argparse.Namespace) -> tuple[EvaluationConfig, Path]:
     from algos.eval_folder import settings
+    from envs.harnesses.sets import with_rings
 
     if args.resume:
         if args.config:
             raise ConfigError(f"got both --resume and {args.config}; an evaluation goes on with its own config.yaml")
         return settings(args.resume, args.overrides), args.resume
     config = load_as(EvaluationConfig, Path(args.config) if args.config else CONFIG, args.overrides)
-    folder = config.dir / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return config, folder if not folder.exists() else folder.with_name(f"{folder.name}-{os.getpid()}")
+    try:
+        config = with_rings(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return config, new_folder(config.dir, config.name)
 
 
 def _check(config: EvaluationConfig) -> str:
     """The sandbox backend that would be used. Raises RunError and ConfigError before anything starts."""
-    from algos.run import check
+    from envs.harnesses.registry import harness
 
+    for number, ring in enumerate(config.rings):
+        for place, one in enumerate(ring.harnesses):
+            try:
+                harness(one)
+            except ValueError as error:
+                raise ConfigError(f"rings.{number}.harnesses.{place}: {error}") from None
     if config.model.path is None and config.engine.kind != "endpoint":
         raise ConfigError("model.path: got nothing, expected model.path=runs/NAME, or a Hugging Face model folder")
-    return check(config.parts())
+    return check(config.parts()).backend
 
 
 def _model(config: EvaluationConfig) -> Path | None:
@@ -164,8 +169,8 @@ def _dry_run(config: EvaluationConfig, folder: Path, backend: str, console: Cons
     with tempfile.TemporaryDirectory() as scratch:
         sets, skipped = _sets(config, Path(scratch))
         for line in skipped:
-            _print(console, f"skipped {line}")
-        _print(console, _plan(config, model, backend, folder, attempts(config, sets)))
+            say(console, f"skipped {line}")
+        say(console, _plan(config, model, backend, folder, attempts(config, sets)))
     return 0
 
 
@@ -183,12 +188,13 @@ def _plan(config: EvaluationConfig, model: Path | None, backend: str, folder: Pa
     ]
     for ring in config.rings:
         count = sum(attempt.ring == ring.name and attempt.run == 0 for attempt in planned)
-        names = ", ".join(one.known_as for one in ring.harnesses)
+        names = listed([one.known_as for one in ring.harnesses])
         lines.append(f"ring        {ring.name}: {', '.join(config.sets(ring))} in {names}, {count} episodes a run")
     runs = f"{config.runs} independent runs" if config.runs > 1 else "one run"
     lines += [f"episodes    {len(planned)}: {runs}", f"writes to   {folder}"]
     if config.runs > 1 and not config.temperature:
         lines.append("careful     at temperature 0 the runs are alike: their agreement says nothing about the policy")
+    lines += [f"careful     {setting}: no GPU is seen on this machine" for setting in without_gpu(config.parts())]
     return "\n".join(lines)
 
 
@@ -202,7 +208,7 @@ def _begin(config: EvaluationConfig, folder: Path, args: argparse.Namespace, con
         lock = _alone(folder)
         sets, skipped = _sets(config, folder)
         for line in skipped:
-            _print(console, f"skipped {line}")
+            say(console, f"skipped {line}")
         planned = attempts(config, sets)
         try:
             wanted = left(planned, reopened(folder))
@@ -263,7 +269,7 @@ class _Log:
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self.bar.add_task("starting Ray, the proxy and the engine", total=total, completed=done)
         if not console.is_terminal:
-            _print(console, "starting Ray, the proxy and the engine")
+            say(console, "starting Ray, the proxy and the engine")
 
     def attempt(self, row: dict[str, Any], transcript: str | None) -> None:
         from algos.runlog import line
@@ -282,7 +288,7 @@ class _Log:
         told = mean + (f", {self._failed} failed" if self._failed else "")
         self.bar.update(self._task, completed=self._done, description=told)
         if not self._console.is_terminal and (time.monotonic() - self._told > 5 or self._done == self._total):
-            _print(self._console, f"episode {self._done}/{self._total}  {told}")
+            say(self._console, f"episode {self._done}/{self._total}  {told}")
             self._told = time.monotonic()
 
     def close(self) -> None:
@@ -298,11 +304,10 @@ def _evaluate(
     console: Console,
 ) -> int:
     from algos.eval_folder import scores, write_tables
-    from algos.run import interruptible
     from algos.score_tables import rich_table, table
 
     began = time.monotonic()
-    _print(console, f"evaluation {folder}: {len(planned)} episodes, {len(planned) - len(wanted)} have ended already")
+    say(console, f"evaluation {folder}: {len(planned)} episodes, {len(planned) - len(wanted)} have ended already")
     interrupted, fault = False, None
     if wanted:
         log = _Log(folder, len(planned), len(planned) - len(wanted), console)
@@ -319,14 +324,14 @@ def _evaluate(
     write_tables(folder, found, config)
     console.print(rich_table(table([found])))
     if fault is not None:
-        _print(Console(stderr=True), f" {fault}", "stopped:")
+        say(Console(stderr=True), f" {fault}", "stopped:")
     elif interrupted:
-        _print(console, "interrupted")
+        say(console, "interrupted")
     elif not found.complete:
-        _print(console, f" {len(found.failed)} episodes failed; the figures lack them, see table.md", "incomplete:")
+        say(console, f" {len(found.failed)} episodes failed; the figures lack them, see table.md", "incomplete:")
     if not interrupted:
-        _print(console, f"done in {time.monotonic() - began:.0f} s")
-    _print(console, _next_steps(folder, found.complete))
+        say(console, f"done in {time.monotonic() - began:.0f} s")
+    say(console, _next_steps(folder, found.complete))
     return 130 if interrupted else int(fault is not None or not found.complete)
 
 
@@ -337,7 +342,6 @@ async def _run(config: EvaluationConfig, folder: Path, model: Path, wanted: list
     from actors.episodes import NothingWorksError
     from actors.evaluation import measure
     from actors.start import StartError, started
-    from algos.run import fault_of_a_part
 
     try:
         async with started(config.parts(), folder, model) as cluster:
@@ -357,12 +361,12 @@ def _compare(folders: list[Path], console: Console) -> int:
     for one, folder in zip(found, folders, strict=True):
         # Two evaluations of one name are told apart by their folders.
         one.name = one.name if names.count(one.name) == 1 else folder.resolve().name
-    _print(console, markdown(table(found)))
+    say(console, markdown(table(found)))
     return 0 if all(one.complete for one in found) else 1
 
 
 def _next_steps(folder: Path, complete: bool) -> str:
-    python = _python()
+    python = typed()
     lines = [f"tables {folder / 'table.md'}, .html and .json, episodes {folder / 'episodes.jsonl'}"]
     if (folder / "trees").is_dir():
         lines.append(f"look at its trees:  {python} -m trees.view {folder}")
@@ -370,17 +374,6 @@ def _next_steps(folder: Path, complete: bool) -> str:
         lines.append(f"go on:  {python} -m algos.eval --resume {folder}")
     lines.append(f"beside another:  {python} -m algos.eval --table OTHER {folder}")
     return "\n".join(lines)
-
-
-def _print(console: Console, text: str, alarm: str = "") -> None:
-    """Text of users and of errors as it is, without markup and without wrapping."""
-    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
-
-
-def _python() -> str:
-    """The interpreter of this environment as one would type it here."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from configs.eval import EvaluationConfig
 from configs.loader import ConfigError, dump, load_as
 
 SETTINGS, ATTEMPTS, EPISODES, TRANSCRIPTS = "config.yaml", "attempts.jsonl", "episodes.jsonl", "transcripts"
+_OF_AN_ATTEMPT = ("id", "ring", "tasks", "run", "task", "harness")
+_OF_AN_EPISODE = ("id", "status", "reward")
 _MAY_CHANGE: dict[str, Any] = {
     **dict.fromkeys(("runs", "name", "dir"), True),
     "sandbox": {"actors", "concurrency", "pool", "retries", "root"},
@@ -40,8 +42,9 @@ _MAY_CHANGE: dict[str, Any] = {
 def settings(folder: Path, overrides: list[str]) -> EvaluationConfig:
     """Those of an evaluation that goes on. Raises ConfigError where ``overrides`` make it another one."""
     saved = folder / SETTINGS
-    if not saved.is_file():
-        raise ConfigError(f"{folder}: no {SETTINGS} there; expected a folder made by this command")
+    for name in (SETTINGS, ATTEMPTS):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: no {name} there; expected a folder made by this command")
     before, after = load_as(EvaluationConfig, saved), load_as(EvaluationConfig, saved, overrides)
     if before.model_dump(exclude=_MAY_CHANGE) != after.model_dump(exclude=_MAY_CHANGE):
         raise ConfigError(
@@ -57,26 +60,31 @@ def settings(folder: Path, overrides: list[str]) -> EvaluationConfig:
 def write_settings(folder: Path, config: EvaluationConfig, planned: Iterable[Attempt]) -> None:
     """Keep what is asked for. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(dump(config), encoding="utf-8")
     rows = [attempt.identity | {"category": attempt.category} for attempt in planned]
-    _replace(folder / ATTEMPTS, rows)
+    _replace(folder / ATTEMPTS, "".join(map(line, rows)))
+    _replace(folder / SETTINGS, dump(config))
 
 
 def reopened(folder: Path) -> list[dict[str, Any]]:
-    """The lines of attempts that need not run again; those that failed, and a line cut short, are taken out."""
-    rows = {row["id"]: row for row in read_jsonl(folder / EPISODES) if row["status"] != "failed"}
-    _replace(folder / EPISODES, rows.values())
+    """The lines of attempts that need not run again; those that failed, and a line cut short, are taken out.
+
+    Raises RunError for a damaged line.
+    """
+    rows = {row["id"]: row for row in read_jsonl(folder / EPISODES, _OF_AN_EPISODE) if row["status"] != "failed"}
+    _replace(folder / EPISODES, "".join(map(line, rows.values())))
     return list(rows.values())
 
 
 def scores(folder: Path) -> Scores:
-    """What an evaluation has come to so far. Raises ConfigError for a folder that is none."""
+    """What an evaluation has come to so far.
+
+    Raises ConfigError for a folder that is none, RunError for a damaged line.
+    """
     if not (folder / ATTEMPTS).is_file():
         raise ConfigError(f"{folder}: no {ATTEMPTS} there; expected a folder made by python -m algos.eval")
     config = load_as(EvaluationConfig, folder / SETTINGS)
-    return Scores(
-        config.name, read_jsonl(folder / ATTEMPTS), read_jsonl(folder / EPISODES), config.runs, config.success
-    )
+    asked, ended = read_jsonl(folder / ATTEMPTS, _OF_AN_ATTEMPT), read_jsonl(folder / EPISODES, _OF_AN_EPISODE)
+    return Scores(config.name, asked, ended, config.runs, config.success)
 
 
 def write_tables(folder: Path, found: Scores, config: EvaluationConfig) -> None:
@@ -85,9 +93,7 @@ def write_tables(folder: Path, found: Scores, config: EvaluationConfig) -> None:
     plain = found.plain() | {"settings": config.model_dump(mode="json", by_alias=True)}
     texts = {"md": markdown(made), "html": page(made), "json": json.dumps(plain, indent=1, allow_nan=False) + "\n"}
     for suffix, text in texts.items():
-        partial = folder / f".table.{suffix}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / f"table.{suffix}")
+        _replace(folder / f"table.{suffix}", text)
 
 
 def link_model(files: Iterable[Path], folder: Path) -> Path:
@@ -105,7 +111,7 @@ def link_model(files: Iterable[Path], folder: Path) -> Path:
     return target
 
 
-def _replace(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _replace(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(line(row) for row in rows), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -55,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def checkpoint(source: Path, step: int | None = None, best: bool = False) -> Path:
     """The undamaged checkpoint that is meant. Raises ExportError, and as ``actors.checkpoints.find``."""
-    from actors import checkpoints
-
     if not source.is_dir():
         raise ExportError(f"{source}: got no such folder, expected a run folder, or one of its checkpoints")
+    from actors import checkpoints
+
     if (source / checkpoints.TRAINER).is_file():
         if step is not None or best:
             raise ExportError(f"{source}: got a checkpoint with --step or --best, expected a run folder for these")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
+from algos.checks import Found, check, without_gpu
+from algos.entry import interruptible, listed, new_folder, parsed, say, typed
 from algos.recipe import Recipe, SpaceRecipe, space_recipe
-from algos.run_folder import RunError, check_checkpoints, is_complete, last_checkpoint, same_episodes, write_settings
+from algos.run_folder import (
+    RunError,
+    check_checkpoints,
+    fault_of_a_part,
+    is_complete,
+    last_checkpoint,
+    same_episodes,
+    write_settings,
+)
 from configs.loader import ConfigError, describe, load
 from configs.schema import ColdstartConfig, RunConfig
 
@@ -34,38 +39,29 @@ settings (key = default):
 """
 
 
-_LONGEST_ROOT = 60
-
-
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 the run stopped on a fault, 2 wrong settings, 130 interrupted."""
     args = _arguments(argv)
     console = Console()
     try:
         config, folder = _settings(args)
-        backend = check(config)
+        found = check(config)
         if args.resume:
             check_checkpoints(folder)
         if args.dry_run:
-            tasks, skipped = _found(config)
-            for line in skipped:
-                _print(console, f"skipped {line}")
-            _print(console, plan(config, backend, folder, args.resume, tasks))
+            for line in found.skipped:
+                say(console, f"skipped {line}")
+            say(console, plan(config, found, folder, args.resume))
             return 0
         if args.resume and is_complete(folder, config.steps):
-            _print(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
+            say(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
             return 0
-        if backend == "process":
-            _print(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
+        if found.backend == "process":
+            say(console, " the agent runs as an ordinary process (bubblewrap is not used)", "no isolation:")
         return _train(config, folder, bool(args.resume), console)
     except (ConfigError, RunError) as error:
-        _print(Console(stderr=True), f" {error}", "error:")
+        say(Console(stderr=True), f" {error}", "error:")
         return 2
-
-
-def _print(console: Console, text: str, alarm: str = "") -> None:
-    """Text of users and of errors as it is, without markup and without wrapping."""
-    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -76,16 +72,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="YAML file of settings; none: configs/quickstart.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on in a run folder, from its last checkpoint")
     parser.add_argument("--skip-bad-tasks", action="store_true", help="leave broken tasks out (tasks.skip_bad=true)")
-    args = parser.parse_intermixed_args(argv)
+    args = parsed(parser, argv)
     if args.skip_bad_tasks:
         args.overrides.append("tasks.skip_bad=true")
-    if args.config and "=" in args.config:
-        args.overrides.insert(0, args.config)
-        args.config = None
     return args
 
 
@@ -98,25 +90,10 @@ def _settings(args: argparse.Namespace) -> tuple[RunConfig, Path]:
             raise ConfigError(f"--resume {args.resume}: no config.yaml there; expected a folder made by this command")
         return load(saved, args.overrides), args.resume
     config = load(Path(args.config) if args.config else None, args.overrides)
-    folder = config.dir / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if folder.exists():
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-    return config, folder
+    return config, new_folder(config.dir, config.name)
 
 
-def _found(config: RunConfig) -> tuple[str, tuple[str, ...]]:
-    """How many tasks there are, in words, and which were left out and why."""
-    from envs.tasks.sets import load_sets
-
-    if config.tasks.path is None:
-        return f"{config.tasks.train} built-in {config.tasks.builtin} tasks", ()
-    with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
-        sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
-    told = f"{config.tasks.path}: {len(sets.train)} to practise on, {len(sets.evaluation.get('heldout', ()))} held out"
-    return told + (f", {len(sets.skipped)} broken left out" if sets.skipped else ""), sets.skipped
-
-
-def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tasks: str) -> str:
+def plan(config: RunConfig, found: Found, folder: Path, resume: Path | None = None) -> str:
     """What a run with these settings would do, in a few lines."""
     per_step = config.rollout.groups * config.rollout.group_size
     before = last_checkpoint(folder) if resume else 0
@@ -126,6 +103,11 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tas
         evaluation = f"every {config.eval.every} steps{beside}, {evaluation}"
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
+    tasks = f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
+    if found.sets is not None:
+        heldout = found.sets.evaluation.get("heldout", ())
+        tasks = f"{config.tasks.path}: {len(found.sets.train)} to practise on, {len(heldout)} held out"
+        tasks += f", {len(found.skipped)} broken left out" if found.skipped else ""
     engine = f"{config.engine.kind} x {config.engine.replicas}, new weights: {config.update.mode.replace('_', ' ')}"
     if config.engine.kind == "endpoint":
         engine = f"{config.engine.endpoint.model} at {config.engine.endpoint.url}, for evaluation only"
@@ -144,13 +126,14 @@ def plan(config: RunConfig, backend: str, folder: Path, resume: Path | None, tas
             f"tasks       {tasks}",
             f"harness     {_harnesses_told(config)}",
             f"engine      {engine}",
-            f"sandbox     {backend}{' (no isolation)' if backend == 'process' else ''}, "
+            f"sandbox     {found.backend}{' (no isolation)' if found.backend == 'process' else ''}, "
             f"{config.sandbox.actors} x {config.sandbox.concurrency} at a time",
             f"training    {config.steps} steps x {config.rollout.groups} groups x {config.rollout.group_size} "
             f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
             f"evaluation  {evaluation}",
             *([f"checkpoints {keeps}"] if config.steps else []),
             f"writes to   {folder}" + (f", going on after step {before}" if resume else ""),
+            *(f"careful     {setting}: no GPU is seen on this machine" for setting in without_gpu(config)),
         ]
     )
 
@@ -169,7 +152,7 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
     began = time.monotonic()
     interrupted = False
     fault: BaseException | None = None
-    _print(console, f"run folder {folder}")
+    say(console, f"run folder {folder}")
     with LiveDisplay(config.steps, f"Reins  {folder.name}", console) as display:
         try:
             alike = resume and same_episodes(folder, config)
@@ -183,98 +166,22 @@ def _train(config: RunConfig, folder: Path, resume: bool, console: Console) -> i
         except (RunError, ConfigError) as error:
             fault = error
     if fault is not None:
-        _print(Console(stderr=True), f" {fault}", "stopped:")
+        say(Console(stderr=True), f" {fault}", "stopped:")
         if (folder / "config.yaml").exists():
-            _print(console, _next_steps(folder, resumable=True))
+            say(console, _next_steps(folder, resumable=True))
         return 1
     if interrupted:
-        _print(console, "interrupted\n" + _next_steps(folder, resumable=True))
+        say(console, "interrupted\n" + _next_steps(folder, resumable=True))
         return 130
     table = before_after(read_jsonl(folder / "metrics.jsonl"))
     if table is not None:
         console.print(table)
     else:
-        _print(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
+        say(console, "no table of before and after: no tasks were evaluated (tasks.heldout, eval.tasks)")
     if told := failures(read_jsonl(folder / "episodes.jsonl")):
-        _print(console, told)
-    _print(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
+        say(console, told)
+    say(console, f"done in {time.monotonic() - began:.0f} s\n" + _next_steps(folder, resumable=False))
     return 0
-
-
-async def interruptible(work: Coroutine[Any, Any, None]) -> None:
-    """Turn the first SIGINT or SIGTERM into a cancellation, so that every part is taken down in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, task.cancel)
-    await task
-
-
-def check(config: RunConfig) -> str:
-    """Find what would stop the run, before anything starts; returns the sandbox backend that would be used.
-
-    Raises:
-        RunError: the harness, the sandbox backend, the model folder or the tasks cannot be used.
-    """
-    from actors.coordinator import assignment_of
-    from actors.engines.locate import interpreter
-    from algos.tracking import missing_key
-    from envs.harnesses.base import check_tools, check_variables
-    from envs.harnesses.registry import harness
-    from envs.harnesses.sets import harnesses
-    from envs.judge.judge import check_judge
-    from envs.sandbox.create import chosen, unavailable
-    from envs.tasks.sets import load_sets
-
-    try:
-        assignment_of(config)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    adapters = []
-    faults = []
-    for number, one in enumerate(harnesses(config).values()):
-        try:
-            adapters.append(harness(one))
-        except ValueError as error:
-            faults.append(f"mix.{number}: {error}" if config.mix else str(error))
-    if faults:
-        raise RunError("\n".join(faults))
-    try:
-        if config.tasks.path is not None:
-            with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
-                sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
-            tasks = [*sets.train, *sets.evaluation.get("heldout", ())]
-            for adapter in adapters:
-                check_tools(adapter, tasks)
-            check_variables(tasks)
-            check_judge(tasks, config.judge)
-    except (ValueError, OSError) as error:
-        raise RunError(str(error)) from None
-    if config.engine.kind == "sglang" and config.engine.sglang.url is None:
-        try:
-            interpreter(config.engine.sglang)
-        except FileNotFoundError as error:
-            raise RunError(str(error)) from None
-    if reason := missing_key(config.wandb):
-        raise RunError(reason)
-    _check_writable(config.dir)
-    backend = config.sandbox.backend
-    reason = unavailable(chosen(config.sandbox))
-    if reason and backend != "auto":
-        raise RunError(f"sandbox.backend: {reason}")
-    if config.sandbox.root is not None and len(os.fsencode(config.sandbox.root.resolve())) > _LONGEST_ROOT:
-        raise RunError(f"sandbox.root: got a path of over {_LONGEST_ROOT} bytes, expected a shorter one (for sockets)")
-    model = config.model.path
-    for name in ("config.json", "tokenizer_config.json") if model is not None else ():
-        if not (Path(str(model)) / name).is_file():
-            raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
-    return backend if backend != "auto" else "process" if reason else "bubblewrap"
-
-
-def _check_writable(folder: Path) -> None:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise RunError(f"dir: {folder} cannot be made, since {there} is not a folder that can be written to")
 
 
 def _tasks(config: RunConfig, folder: Path, display: Any) -> Any:
@@ -312,11 +219,13 @@ async def _run(
             raise RunError(str(error)) from None
     start = last_checkpoint(folder) if resume else 0
     finished: dict[str, Any] = {}
+    lost = False
     if resume:
         if alike:
             finished = taken_over(read_jsonl(folder / "episodes.jsonl"), config, sets.train, folder, start)
         # Without a checkpoint the evaluation before the first step happens again.
         rewind(folder, start or -1, finished)
+        lost = _lost_evaluation(config, start, read_jsonl(folder / "metrics.jsonl"))
         # Not before: until they are gone, episodes of the settings before would pass for episodes of these.
         write_settings(config, folder, display)
         display.say(f"going on after step {start}, with {len(finished)} episodes that had ended")
@@ -324,7 +233,7 @@ async def _run(
     log = RunLog(folder, config, display)
     try:
         async with started(config, folder, model, start) as cluster:
-            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished).run()
+            await Coordinator(config, cluster, log, sets.train, sets.evaluation, start, finished, lost).run()
     except (PartLostError, NothingWorksError, StartError) as error:
         raise RunError(str(error)) from None
     except RayTaskError as error:
@@ -333,12 +242,14 @@ async def _run(
         log.close()
 
 
-def fault_of_a_part(folder: Path, error: Any) -> RunError:
-    """What was raised in another process, in one line; the whole of it is left in ``fault.txt``."""
-    (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
-    words = str(error.cause).strip().splitlines()
-    first = f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
-    return RunError(f"{first} (where it happened: {folder / 'fault.txt'})")
+def _lost_evaluation(config: RunConfig, start: int, rows: list[dict[str, Any]]) -> bool:
+    """Whether the newest evaluation that training did not wait for was under way when the run ended."""
+    from algos.runlog import measured
+
+    if config.eval.wait or not config.eval.every:
+        return False
+    due = start - start % config.eval.every
+    return due > 0 and due > max(measured(rows), default=0)
 
 
 def _policy(config: RunConfig, display: Any) -> Path:
@@ -391,34 +302,28 @@ def _harnesses_told(config: RunConfig) -> str:
     from envs.harnesses.sets import harnesses
 
     names, how = list(harnesses(config)), config.assignment
-    told = ", ".join(names) if len(names) <= 18 else f"{', '.join(names[:17])} and {len(names) - 17} more"
+    told = listed(names)
     if how.kind == "all":
         return f"each task in each of {told}" if len(names) > 1 else told
     return f"each task in {how.k} of {len(names)}, in consecutive steps, by {how.kind}: {told}"
 
 
 def _next_steps(folder: Path, resumable: bool) -> str:
-    command = f"{_typed('python')} -m algos.run"
+    command = f"{typed('python')} -m algos.run"
     lines = [f"metrics {folder / 'metrics.jsonl'}, episodes {folder / 'episodes.jsonl'}, trees {folder / 'trees'}"]
     newest = last_checkpoint(folder)
     if (folder / "metrics.jsonl").is_file():
-        lines.append(f"curves and examples on one page:  {_typed('python')} -m algos.report {folder}")
+        lines.append(f"curves and examples on one page:  {typed('python')} -m algos.report {folder}")
     if (folder / "trees").is_dir():
-        lines.append(f"look at its trees:  {_typed('python')} -m trees.view {folder}")
+        lines.append(f"look at its trees:  {typed('python')} -m trees.view {folder}")
     if (folder / "wandb").is_dir():
-        lines.append(f"curves in W&B, with an account:  {_typed('wandb')} sync {folder / 'wandb'}/*run-*")
+        lines.append(f"curves in W&B, with an account:  {typed('wandb')} sync {folder / 'wandb'}/*run-*")
     if resumable:
         lines.append(f"go on:  {command} --resume {folder}")
     elif newest:
         weights = folder / "checkpoints" / f"step_{newest:06d}"
         lines.append(f"train on from its weights:  {command} model.path={weights}")
     return "\n".join(lines)
-
-
-def _typed(program: str) -> str:
-    """A program of this environment as one would type it here."""
-    path = Path(sys.executable).with_name(program)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from configs.loader import dump, load
 from configs.schema import RunConfig
 
@@ -72,3 +74,11 @@ def last_checkpoint(folder: Path) -> int:
 
     found = find(folder / "checkpoints")
     return found[0] if found else 0
+
+
+def fault_of_a_part(folder: Path, error: Any) -> RunError:
+    """What was raised in another process, in one line; the whole of it is left in ``fault.txt``."""
+    (folder / "fault.txt").write_text(Text.from_ansi(str(error)).plain + "\n", encoding="utf-8")
+    words = str(error.cause).strip().splitlines()
+    first = f"{type(error.cause).__name__}: {words[0] if words else 'without a message'}"
+    return RunError(f"{first} (where it happened: {folder / 'fault.txt'})")

@@ -6,16 +6,19 @@ Invariant: a figure from which attempts are missing is marked wherever it stands
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from algos.estimates import Figure
 from algos.scores import METHOD, Place, Score, Scores, difference
 
 INCOMPLETE = "incomplete"
-_REASON = 160
+_NAME, _REASON = 60, 160
+"""Characters that are shown of a name and of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +61,20 @@ def _several(evaluations: Sequence[Scores]) -> Table:
     names = [one.name for one in evaluations]
     columns = ("", *(f"{name}" for name in names), *(f"{one.name} - {first.name}" for one in others), "tasks")
     made = Table("Pass@1 of " + ", ".join(names), columns)
+    unlike = False
     places = list(dict.fromkeys(place for one in evaluations for place in one.places()))
     for place in sorted(places, key=lambda place: [p.ring for p in places].index(place.ring)):
         figures = [one.score(place).pass_1 for one in evaluations]
-        gaps = [with_error(difference(first, one, place), signed=True) for one in others]
-        tasks = str(max(one.tasks for one in figures))
-        made.rows.append((_depth(place), (_name(place), *map(with_error, figures), *gaps, tasks)))
+        gaps = [difference(first, one, place) for one in others]
+        counts = sorted({one.tasks for one in [*figures, *gaps]} - {0})
+        unlike |= len(counts) > 1
+        told = [*map(with_error, figures), *(with_error(gap, signed=True) for gap in gaps)]
+        made.rows.append((_depth(place), (_name(place), *told, ", ".join(map(str, counts)) or "0")))
     made.notes.append(
         "A difference is the mean over the tasks that both have, with the standard error of the paired differences."
     )
+    if unlike:
+        made.notes.append("Several numbers of tasks in a row: the evaluations are not of the same tasks there.")
     made.notes.extend(_notes(evaluations))
     return made
 
@@ -91,7 +99,7 @@ def number(figure: Figure) -> str:
 
 
 def markdown(made: Table) -> str:
-    lines = [f"### {made.title}", "", "| " + " | ".join(made.columns) + " |"]
+    lines = [f"### {_escaped(made.title)}", "", "| " + " | ".join(map(_escaped, made.columns)) + " |"]
     lines.append("|" + "|".join(["---", *["---:"] * (len(made.columns) - 1)]) + "|")
     for depth, (name, *cells) in made.rows:
         shown = f"**{_escaped(name)}**" if depth == 0 else f"&nbsp;&nbsp;{_escaped(name)}"
@@ -100,11 +108,12 @@ def markdown(made: Table) -> str:
 
 
 def rich_table(made: Table) -> RichTable:
-    shown = RichTable(title=made.title, title_justify="left")
+    shown = RichTable(title=Text(plain(made.title)), title_justify="left")
     for index, column in enumerate(made.columns):
-        shown.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+        shown.add_column(Text(plain(column)), justify="right" if index else "left", overflow="fold")
     for depth, (name, *cells) in made.rows:
-        shown.add_row(f"[bold]{_plain(name)}[/]" if depth == 0 else f"  {_plain(name)}", *map(_plain, cells))
+        first = Text(f"  {plain(name)}") if depth else Text(plain(name), "bold")
+        shown.add_row(first, *(Text(plain(cell)) for cell in cells))
     return shown
 
 
@@ -115,7 +124,9 @@ _PAGE = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }}
+td {{ white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
+td:first-child, td.incomplete {{ white-space: normal; }}
 tr.part td:first-child {{ padding-left: 2rem; font-weight: 400; }}
 tr.whole td {{ font-weight: 600; border-top: 2px solid var(--line); }}
 .incomplete {{ color: var(--alarm); }}
@@ -134,24 +145,30 @@ _TABLE = """<div><table><thead><tr>{head}</tr></thead><tbody>
 
 
 def page(first: Table, *others: Table, picture: str = "") -> str:
-    """A page that needs nothing else. ``picture``: markup that stands above the tables."""
-    body = [picture, _html(first), *(f"<h2>{html.escape(one.title)}</h2>\n{_html(one)}" for one in others)]
-    return _PAGE.format(title=html.escape(first.title), body="\n".join(part for part in body if part))
+    """A page that needs nothing else. ``picture``: markup that stands above the table that it shows, the last."""
+    parts = [_html(first)]
+    for one in others:
+        parts += [f"<h2>{html.escape(plain(one.title))}</h2>", _html(one)]
+    parts.insert(-1, picture)
+    return _PAGE.format(title=html.escape(plain(first.title)), body="\n".join(part for part in parts if part))
 
 
 def _html(made: Table) -> str:
+    def shown(text: str) -> str:
+        return html.escape(plain(text))
+
     def cell(text: str) -> str:
         marked = ' class="incomplete"' if INCOMPLETE in text else ""
-        return f"<td{marked}>{html.escape(text)}</td>"
+        return f"<td{marked}>{shown(text)}</td>"
 
     body = [
-        f'<tr class="{"part" if depth else "whole"}"><td>{html.escape(name)}</td>{"".join(map(cell, cells))}</tr>'
+        f'<tr class="{"part" if depth else "whole"}"><td>{shown(name)}</td>{"".join(map(cell, cells))}</tr>'
         for depth, (name, *cells) in made.rows
     ]
     return _TABLE.format(
-        head="".join(f"<th>{html.escape(column)}</th>" for column in made.columns),
+        head="".join(f"<th>{shown(column)}</th>" for column in made.columns),
         body="\n".join(body),
-        notes="\n".join(f"<li>{html.escape(note)}</li>" for note in made.notes),
+        notes="\n".join(f"<li>{shown(note)}</li>" for note in made.notes),
     )
 
 
@@ -172,8 +189,8 @@ def _notes(evaluations: Sequence[Scores]) -> list[str]:
         if one.failed:
             notes.append(f"{one.name}: {len(one.failed)} of {len(one.attempts)} episodes failed and are in no figure:")
             notes.extend(
-                f"{bad['id']} ({bad['ring']}, {bad['harness']}, {bad['tasks']}/{bad['task']}, run {bad['run'] + 1}): "
-                f"{(str(bad.get('reason')).splitlines() or [''])[0][:_REASON]}"
+                f"{bad['id']} ({bad['ring']}, {bad['harness']}, {bad['tasks']}/{plain(bad['task'], _NAME)}, "
+                f"run {bad['run'] + 1}): {plain((str(bad.get('reason')).splitlines() or [''])[0], _REASON)}"
                 for bad in one.failed
             )
     return notes
@@ -184,7 +201,8 @@ def _share(value: float | None) -> str:
 
 
 def _name(place: Place) -> str:
-    parts = [place.harness, place.tasks and f"tasks {place.tasks}", place.category and f"category {place.category}"]
+    category = place.category and f"category {plain(place.category, _NAME)}"
+    parts = [place.harness, place.tasks and f"tasks {place.tasks}", category]
     return ", ".join(part for part in parts if part) or place.ring
 
 
@@ -197,9 +215,12 @@ def _episodes(score: Score) -> str:
     return f"{figure.graded}" + (f" of {figure.graded + figure.missing}" if figure.missing else "")
 
 
+def plain(text: str, most: int | None = None) -> str:
+    """Words of others in one line of what can be printed, at most ``most`` characters."""
+    line = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in " ".join(text.split()))
+    return line if most is None or len(line) <= most else f"{line[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    """For Markdown, where words of others are no cell of their own, no markup and no link."""
+    return re.sub(r"[\\`|<\[]", r"\\\g<0>", plain(text))

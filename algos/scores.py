@@ -70,7 +70,8 @@ class Scores:
         self.runs = runs
         self.success = success
         ended = {row["id"]: row for row in rows}
-        self.attempts: list[dict[str, Any]] = [dict(one) | dict(ended.get(one["id"], {})) for one in asked]
+        # What is asked for says where a figure belongs; a line of results adds to it.
+        self.attempts: list[dict[str, Any]] = [dict(ended.get(one["id"], {})) | dict(one) for one in asked]
         """What was asked for, with what came of it where it has ended."""
 
     @property
@@ -93,7 +94,7 @@ class Scores:
         for ring in _distinct(self.attempts, "ring"):
             mine = [one for one in self.attempts if one["ring"] == ring]
             harnesses, sets = _distinct(mine, "harness"), _distinct(mine, "tasks")
-            categories = sorted(str(name) for name in _distinct(mine, "category") if name is not None)
+            categories = sorted(name for name in _distinct(mine, "category") if name is not None)
             found.append(Place(ring))
             pairs = [Place(ring, harness, name) for harness in harnesses for name in sets]
             if len(harnesses) > 1 and len(sets) > 1:

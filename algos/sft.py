@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from algos.entry import parsed, say, typed
+from algos.run_folder import RunError
 from configs.loader import ConfigError, describe, dump, load_as
 from configs.sft import SftConfig
 
@@ -56,17 +57,17 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config, out = _settings(args)
         data = _data(config)
-        _print(console, _plan(config, data, out))
+        say(console, _plan(config, data, out))
         if args.dry_run:
             return 0
         folder = _begun(config, out)
         return _tune(config, folder, data, console)
     except KeyboardInterrupt:
-        left = f"\ngo on:  {_python()} -m algos.sft --resume {folder}" if folder else "; nothing was begun"
-        _print(console, "interrupted" + left)
+        left = f"\ngo on:  {typed()} -m algos.sft --resume {folder}" if folder else "; nothing was begun"
+        say(console, "interrupted" + left)
         return 130
-    except ConfigError as error:
-        _print(Console(stderr=True), f" {error}", "error:")
+    except (ConfigError, RunError) as error:
+        say(Console(stderr=True), f" {error}", "error:")
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -85,11 +86,6 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _print(console: Console, text: str, alarm: str = "") -> None:
-    """Text of users and of errors as it is, without markup and without wrapping."""
-    console.print(Text.assemble((alarm, "bold red"), text), soft_wrap=True)
-
-
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m algos.sft",
@@ -98,14 +94,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help="YAML file of settings; none: configs/sft.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--resume", type=Path, metavar="OUT", help="go on in a folder, from its last checkpoint")
     parser.add_argument("--skip-bad", action="store_true", help="leave broken data out (data.skip_bad=true)")
-    args = parser.parse_intermixed_args(argv)
-    if args.config and "=" in args.config:
-        args.overrides.insert(0, args.config)
-        args.config = None
+    args = parsed(parser, argv)
     if args.skip_bad:
         args.overrides.append("data.skip_bad=true")
     return args
@@ -232,7 +224,7 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
             told = _told(row, data.steps)
             bar.update(task, completed=row["step"], description=told)
             if not console.is_terminal:
-                _print(console, told)
+                say(console, told)
 
         try:
             work = FineTuning(config, folder, data.training, data.heldout, seen)
@@ -249,8 +241,8 @@ def _tune(config: SftConfig, folder: Path, data: _Data, console: Console) -> int
     rows = read_jsonl(folder / METRICS)
     console.print(_before_after(rows))
     if broken := sum(row.get("not_finite", 0) for row in rows):
-        _print(console, f" {broken} steps were not taken, since loss or gradient were not finite", "careful:")
-    _print(console, f"done in {time.monotonic() - began:.0f} s\nmetrics {folder / METRICS}\n{_train_on(folder)}")
+        say(console, f" {broken} steps were not taken, since loss or gradient were not finite", "careful:")
+    say(console, f"done in {time.monotonic() - began:.0f} s\nmetrics {folder / METRICS}\n{_train_on(folder)}")
     return 0
 
 
@@ -277,13 +269,7 @@ def _before_after(rows: list[dict[str, Any]]) -> Table:
 
 
 def _train_on(folder: Path) -> str:
-    return f"train on with it:  {_python()} -m algos.run model.path={folder}"
-
-
-def _python() -> str:
-    """The interpreter of this environment as one would type it here."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return f"train on with it:  {typed()} -m algos.run model.path={folder}"
 
 
 if __name__ == "__main__":

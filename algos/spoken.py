@@ -80,8 +80,9 @@ class Place:
         self._kept = frozenset(self._trees.names() if self._trees is not None else ())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of episodes that have a reward."""
-        graded = [row for row in read_jsonl(self.folder / "episodes.jsonl") if row["reward"] is not None]
+        """The lines of episodes that have a reward. Raises RunError for a damaged line."""
+        rows = read_jsonl(self.folder / "episodes.jsonl", ("id", "reward", "split", "step", "task", "harness"))
+        graded = [row for row in rows if row["reward"] is not None]
         if self.range is None:
             return graded
         return [row for row in graded if row["split"] == "train" and row["step"] in self.range]
@@ -91,8 +92,7 @@ class Place:
         tree = self._tree(row["id"])
         if tree is not None and tree.calls():
             return self._of_tree(row, tree)
-        path = self.folder / "transcripts" / f"{row['id']}.jsonl"
-        return _of_transcript(row, path) if path.is_file() else None
+        return _of_transcript(row, self.folder / "transcripts" / f"{row['id']}.jsonl")
 
     def _tree(self, episode: str) -> Tree | None:
         if self._trees is None or episode not in self._kept:
@@ -148,8 +148,12 @@ def _told(number: int, call: Call, share: int) -> str:
     return f"CALL in answer {number}: {call.name} {cut(call.arguments, share)}\nRESULT:\n{result}"
 
 
-def _of_transcript(row: Mapping[str, Any], path: Path) -> Spoken:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+def _of_transcript(row: Mapping[str, Any], path: Path) -> Spoken | None:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, ValueError):
+        # One that is not there or damaged is counted by whoever asks.
+        return None
     before = []
     for line in lines:
         if line.get("role") == "assistant" and line.get("kind") in MAIN:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.base import Config
 from configs.judge import JudgeConfig
@@ -18,6 +19,15 @@ class StageConfig(Config):
         None,
         description="Regular expression, searched in `NAME ARGUMENTS` of each call; none: an answer without calls.",
     )
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"got {value!r}, expected a regular expression: {error}") from None
+        return value
 
 
 class AnalyseConfig(Config):

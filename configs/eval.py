@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from configs.base import Config
+from configs.harness import BASE_LEVELS, HarnessConfig, SpaceConfig
 from configs.judge import JudgeConfig
 from configs.proxy import ProxyConfig
 from configs.schema import (
     EngineConfig,
-    HarnessConfig,
     ModelConfig,
     RewardConfig,
     RunConfig,
     SandboxConfig,
+    TaskPathConfig,
     TreesConfig,
     WandbConfig,
 )
@@ -39,17 +40,9 @@ class EvaluatedModelConfig(ModelConfig):
     )
 
 
-class TaskSetConfig(Config):
+class TaskSetConfig(TaskPathConfig):
     """Tasks that are measured together."""
 
-    path: Path | None = Field(
-        None,
-        description="Folder or file of tasks, in a format of `python -m envs.tasks --help`; none: built-in tasks.",
-    )
-    format: str | None = Field(None, description="Which format the path has; none: recognised by what lies there.")
-    graded_by: Literal["any", "script"] = Field(
-        "any", description="script: leave out the path's tasks whose grade needs a judge."
-    )
     builtin: Literal["desk", "word"] = Field("desk", description="Which built-in tasks.")
     split: Literal["train", "heldout", "wording"] = Field(
         "heldout", description="Built-in tasks: practised ones, held-out ones, or (desk) such in other wordings."
@@ -58,7 +51,6 @@ class TaskSetConfig(Config):
     seed: int = Field(0, ge=0, description="Built-in tasks: the seed of the run whose tasks these are.")
     families: list[str] | None = Field(None, min_length=1, description="Desk tasks: only these families.")
     level: int = Field(1, ge=1, le=2, description="Desk tasks: difficulty.")
-    skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
 
 
 class KeptTreesConfig(TreesConfig):
@@ -67,12 +59,38 @@ class KeptTreesConfig(TreesConfig):
     keep: Literal["train", "all"] = Field("all", description="all keeps the tree of every episode, train keeps none.")
 
 
+class RingSpaceConfig(SpaceConfig):
+    """A set of harnesses as `space` of a run, or one that is held out from it."""
+
+    which: Literal["training", "near", "far"] = Field(
+        "training",
+        description="training: the set itself; near: each of it with its last factor one level on; far: the shift of "
+        "it that has most harnesses at distance 2 or more. Both are as balanced as the set and hold none of it.",
+    )
+
+
 class RingConfig(Config):
     """Harnesses and task sets whose figures belong together: each task is done in each of the harnesses."""
 
     name: str = Field(pattern=NAME, description="What tables call it.")
-    harnesses: list[HarnessConfig] = Field(min_length=1, description="As `mix` of a run.")
+    harnesses: list[HarnessConfig] = Field(
+        min_length=1, description="As `mix` of a run; with `space` one, which says all but the levels."
+    )
+    space: RingSpaceConfig | None = Field(
+        None, description="A set out of the space of the transparent loop; none: the harnesses as they are."
+    )
     tasks: list[str] | None = Field(None, min_length=1, description="Names of the sets; none: all.")
+
+    @model_validator(mode="after")
+    def _one_beside_a_space(self) -> RingConfig:
+        if self.space is not None:
+            one = self.harnesses[0]
+            if len(self.harnesses) > 1 or one.name != "agent_loop" or one.label or one.levels != BASE_LEVELS:
+                raise ValueError(
+                    f"space: got it beside harnesses {[each.known_as for each in self.harnesses]}, expected one "
+                    "agent_loop without label and levels: those of a space are called by their names"
+                )
+        return self
 
 
 class EvaluationConfig(Config):
@@ -86,7 +104,7 @@ class EvaluationConfig(Config):
     success: float = Field(1.0, gt=0, le=1, description="Reward from which on an episode has passed.")
     transcripts: bool = Field(True, description="Keep what was said in each episode, in transcripts/.")
     model: EvaluatedModelConfig = Field(default_factory=EvaluatedModelConfig)
-    tasks: dict[str, TaskSetConfig] = Field(
+    tasks: dict[Annotated[str, Field(pattern=NAME)], TaskSetConfig] = Field(
         default_factory=lambda: {"heldout": TaskSetConfig()}, min_length=1, description="Task sets by their names."
     )
     rings: list[RingConfig] = Field(

@@ -49,8 +49,8 @@ class ColdstartConfig(Config):
     seed: int | None = Field(None, ge=0, description="Seed of the cold start; none: the run's seed.")
 
 
-class TasksConfig(Config):
-    """What is practised."""
+class TaskPathConfig(Config):
+    """Tasks of others, or of one's own."""
 
     path: Path | None = Field(
         None,
@@ -60,11 +60,16 @@ class TasksConfig(Config):
     graded_by: Literal["any", "script"] = Field(
         "any", description="script: leave out the path's tasks whose grade needs a judge."
     )
+    skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
+    limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
+
+
+class TasksConfig(TaskPathConfig):
+    """What is practised."""
+
     builtin: Literal["desk", "word"] = Field(
         "desk", description="Which built-in tasks: small file work, or one word to be written into a file."
     )
-    skip_bad: bool = Field(False, description="Leave broken tasks out instead of stopping.")
-    limit: int | None = Field(None, ge=1, description="Use only the first so many tasks of the path.")
     heldout: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of the path's tasks kept for evaluation, at least one; by the seed."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from algos.reporting.markup import tag
@@ -13,6 +14,8 @@ from algos.reporting.numbers import figure
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 10.0, 24.0
 _ROOM_ACROSS, _ROOM_UP = 52.0, 32.0
 """Pixels that a label needs."""
+_LETTERS = 7
+"""Of a label beside the axis."""
 _DECADES = 3
 """Positive figures that span more than these are drawn on a logarithmic axis."""
 
@@ -101,10 +104,10 @@ def fixed(low: float, high: float, frame: Frame) -> Scale:
 def drawn(x: Scale, y: Scale, frame: Frame, percent: bool = False) -> list[Element]:
     """Grid lines and labels."""
     found = []
-    for value in y.ticks(_ROOM_UP):
+    ticks = y.ticks(_ROOM_UP)
+    for value, said in zip(ticks, labels(ticks, percent), strict=True):
         at = y(value)
         found.append(tag("line", class_="grid", x1=LEFT, x2=frame.right, y1=at, y2=at))
-        said = f"{figure(100 * value)}%" if percent else figure(value if abs(value) > 1e-12 else 0.0)
         found.append(tag("text", said, class_="tick", x=LEFT - 6, y=at + 4, text_anchor="end"))
     for value in x.ticks(_ROOM_ACROSS):
         if value == int(value):
@@ -113,6 +116,18 @@ def drawn(x: Scale, y: Scale, frame: Frame, percent: bool = False) -> list[Eleme
             )
     found.append(tag("line", class_="axis", x1=LEFT, x2=frame.right, y1=frame.floor, y2=frame.floor))
     return found
+
+
+def labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
+    """No two alike: with more digits where they lie close together or, where these have no room, above the lowest."""
+    nothing = 1e-6 * min((after - before for before, after in pairwise(ticks)), default=0.0)
+    shown = [(100 * value if percent else value) if abs(value) > nothing else 0.0 for value in ticks]
+    said = [figure(value) for value in shown]
+    if len(set(said)) < len(said):
+        said = [f"{value:.5g}" for value in shown]
+    if len(set(said)) < len(said) or max(map(len, said), default=0) > _LETTERS:
+        said = [figure(value) if value == shown[0] else f"+{figure(value - shown[0])}" for value in shown]
+    return [f"{text}%" if percent else text for text in said]
 
 
 def _round_step(rough: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+_HUGE = 1e15
 _SMALL = 1e-3
 _TENTH = 0.1
 _MINUTE = 60.0
@@ -18,10 +19,12 @@ def figure(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
+    if size >= _HUGE or size < _SMALL:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+", "e").replace(".0e", "e")
     for limit, letter in _BIG:
         if size >= limit:
             return f"{_digits(value / (1e3 if letter == 'k' else limit))}{letter}"
-    return _digits(value) if size >= _SMALL else f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
+    return _digits(value)
 
 
 def _digits(value: float) -> str:

@@ -25,6 +25,8 @@ _BEFORE_RESUME = re.compile(r"config\.until_step_(\d+)\.yaml")
 _HUGE = 1e100
 """From here on a figure is as good as infinite; sums and squares of smaller ones stay finite."""
 _MOST_STEPS = 10**9
+_OF_THE_LINE = ("step", "policy_version")
+"""What the line of an evaluation beside the training says of when it ended."""
 _TOLD = 5
 """Faults of one file that are told one by one."""
 
@@ -49,7 +51,10 @@ class Run:
     settings: dict[str, Any]
     """By dotted key; empty where ``config.yaml`` is missing or damaged."""
     rows: list[Row]
-    """The lines of ``metrics.jsonl`` by ascending step, figures only, with those of ``derived``."""
+    """The lines of ``metrics.jsonl`` by ascending step, figures only, with those of ``derived``.
+
+    An evaluation beside the training has a line of its own, and its figures belong to the step at which it began.
+    """
     episodes: list[dict[str, Any]]
     """The lines of ``episodes.jsonl``."""
     changes: list[Change]
@@ -151,16 +156,23 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     by_step: dict[int, Row] = {}
     numbers: dict[int, int] = {}
     faults = []
+    beside: list[tuple[int, Row]] = []
     for number, row in _lines(path, notes):
-        step = row.get("step")
+        key = "eval/step" if "eval/step" in row else "step"
+        step = row.get(key)
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _MOST_STEPS:
-            faults.append(f"line {number}: step is {str(step)[:40]!r}, expected a number of steps")
+            faults.append(f"line {number}: {key} is {str(step)[:40]!r}, expected a number of steps")
+            continue
+        figures = {key: _number(value) for key, value in row.items() if _is_figure(value)}
+        if key == "eval/step":
+            beside.append((step, {key: value for key, value in figures.items() if key not in _OF_THE_LINE}))
             continue
         if step in by_step:
             faults.append(f"line {numbers[step]}: step {step} comes again in line {number}, which counts")
         numbers[step] = number
-        figures = {key: _number(value) for key, value in row.items() if _is_figure(value)}
         by_step[step] = figures | derived(figures)
+    for step, figures in beside:
+        by_step.setdefault(step, {"step": float(step)}).update(figures)
     _tell(path, faults, notes)
     return [by_step[step] for step in sorted(by_step)]
 

@@ -46,11 +46,19 @@ def evaluations(groups: Sequence[Group], families: bool) -> Element | None:
             ends = [at_ends(group, f"eval/{place}/reward_{how}") for how in ("greedy", "sampled")]
             if not any(part for pair in ends for part in pair):
                 continue
-            label = tag("span", place.rpartition("/")[2], class_="inner" if "/" in place else "outer")
+            name = tag("span", place.rpartition("/")[2], class_="inner" if "/" in place else "outer")
+            label = tag("span", name, _how_many(group, place))
             cells = [_spread(part) for pair in ends for part in pair]
             rows.append([label, *([named(group, True)] if several else []), *cells])
     head = ["tasks", *(["runs"] if several else []), "greedy before", "after", "sampled before", "after"]
     return table(head, rows, 2 if several else 1, "evaluations") if rows else None
+
+
+def _how_many(group: Group, place: str) -> Element | None:
+    """The number of tasks of a set, where it is logged; where it changed, from which to which."""
+    before, after = at_ends(group, f"eval/{place}/tasks")
+    told = list(dict.fromkeys(figure(one) for one in [*before, *after]))
+    return tag("small", f" n = {', '.join(told)}") if told else None
 
 
 def _spread(values: Sequence[float]) -> Child:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from configs.eval import EvaluationConfig
 from configs.harness import HarnessConfig, SpaceConfig
 from configs.schema import RunConfig
 from envs.harnesses.agent_loop.parts import parsed
 from envs.harnesses.agent_loop_adapter import levels_of
-from envs.space import PAPER18, Point, Space, distance, orthogonal, random_set
+from envs.space import PAPER18, Point, Space, distance, heldout_far, heldout_near, orthogonal, random_set
 
 
 def harnesses(config: RunConfig) -> dict[str, HarnessConfig]:
@@ -24,6 +25,25 @@ def settings_of(config: RunConfig, name: str) -> HarnessConfig:
     if config.space is None:
         return config.harnesses[name]
     return config.harness.model_copy(update={"levels": name, "label": name})
+
+
+def with_rings(config: EvaluationConfig) -> EvaluationConfig:
+    """The same evaluation with the harnesses of its rings' spaces one by one. Raises ValueError."""
+    plain = config.model_dump(by_alias=True)
+    for number, ring in enumerate(config.rings):
+        if ring.space is None:
+            continue
+        space = space_of(ring.harnesses[0])
+        try:
+            points = members(ring.space, space)
+            if ring.space.which != "training":
+                points = (heldout_near if ring.space.which == "near" else heldout_far)(points, space)
+        except ValueError as error:
+            raise ValueError(f"rings.{number}.space: {error}") from None
+        one = ring.harnesses[0].model_dump()
+        each = [one | {"levels": name, "label": name} for name in map(space.name, points)]
+        plain["rings"][number] |= {"space": None, "harnesses": each}
+    return EvaluationConfig.model_validate(plain)
 
 
 def space_of(harness: HarnessConfig) -> Space:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.eval import TaskSetConfig
-from configs.schema import EvalConfig, TasksConfig
+from configs.schema import EvalConfig, TaskPathConfig, TasksConfig
 from envs.tasks import desk, formats, word
 from envs.tasks.clawgym import Loaded
 from envs.tasks.task import Task
@@ -50,7 +50,7 @@ def load_sets(tasks: TasksConfig, evaluation: EvalConfig, folder: Path, seed: in
     return TaskSets(train, {"heldout": heldout} if heldout else {}, loaded.skipped)
 
 
-def load_path(tasks: TasksConfig, folder: Path) -> Loaded:
+def load_path(tasks: TaskPathConfig, folder: Path) -> Loaded:
     """The tasks of ``tasks.path``; those that are not task folders already are written below ``folder``.
 
     Raises TaskError for a broken task, unless ``tasks.skip_bad``.
@@ -66,8 +66,7 @@ def load_set(config: TaskSetConfig, folder: Path) -> tuple[list[Task], tuple[str
     Raises ValueError: nothing there, or broken tasks (file, field and what was expected).
     """
     if config.path is not None:
-        scripted = config.graded_by == "script"
-        loaded = formats.load(config.path, folder, config.format, config.skip_bad, config.limit, scripted)
+        loaded = load_path(config, folder)
         return loaded.tasks, loaded.skipped
     count = config.limit or _BUILTIN
     if config.builtin == "word":

@@ -201,6 +201,15 @@ async def test_a_run_ends_when_the_evaluation_beside_its_last_steps_has():
     assert [row.get("eval/step") for row in log.steps][-2:] == [2, None]
 
 
+async def test_an_evaluation_that_a_kill_ended_begins_again_at_the_step_where_the_run_goes_on():
+    parts = Slow(until=2)
+    log = parts.log = Log()
+    coordinator = Coordinator(config(*BESIDE), parts, log, tasks(6), {"heldout": tasks(4)}, 2, None, True)
+    await asyncio.wait_for(coordinator.run(), 10)
+    assert [row["eval/step"] for row in log.steps if "eval/step" in row] == [2]
+    assert len({row["id"] for row in log.episodes}) == len(log.episodes)
+
+
 async def test_an_evaluation_beside_training_in_which_nothing_works_stops_the_run():
     parts = Parts()
 
@@ -212,6 +221,14 @@ async def test_an_evaluation_beside_training_in_which_nothing_works_stops_the_ru
     with pytest.raises(NothingWorksError, match="no socket"):
         await asyncio.wait_for(run(parts, config(*BESIDE)), 10)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_fault_of_an_evaluation_beside_is_told_also_where_the_next_one_comes_due():
+    coordinator = Coordinator(config(*BESIDE), Parts(), Log(), tasks(6), {"heldout": tasks(4)})
+    coordinator._beside = asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), 0))
+    await asyncio.wait([coordinator._beside])
+    with pytest.raises(TimeoutError):
+        coordinator._evaluate_beside(2)
 
 
 async def test_a_cancelled_run_ends_its_evaluation_beside():
@@ -372,3 +389,4 @@ def test_summaries_leave_failed_episodes_out_of_the_mean():
     means = evaluation_means(finished)
     assert means["eval/heldout/reward_greedy"] == 0.5
     assert means["eval/heldout/failed"] == 1
+    assert means["eval/heldout/tasks"] == 1

@@ -121,6 +121,20 @@ async def test_what_is_cancelled_leaves_nothing_running():
     assert len(parts.started) == began
 
 
+@pytest.mark.parametrize(
+    ("metadata", "category"),
+    [
+        ({"category": ["mail", "files"]}, "mail, files"),
+        ({"category": {"a": 1}}, "{'a': 1}"),
+        ({"family": None, "category": "", "difficulty": 3}, "3"),
+        ({}, None),
+    ],
+)
+def test_a_category_is_a_word_whatever_the_authors_of_a_task_wrote(metadata, category):
+    tasks = {"a": [Task("t", "do it", Path("/t"), "/w", metadata)], "b": []}
+    assert attempts(config(), tasks)[0].category == category
+
+
 @pytest.mark.parametrize("changed", [{"task": "other"}, {"seed": 1}, {"harness": "x"}, {"id": "r99n000000"}])
 def test_rows_of_another_evaluation_are_refused(changed):
     planned = attempts(config(), sets())

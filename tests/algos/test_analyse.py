@@ -1,7 +1,9 @@
 """Behaviour of whole folders: the same from trees and from transcripts, before and after."""
 
+import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -174,6 +176,8 @@ def test_a_workflow_of_ones_own(tmp_path, tokenizer, capsys):
         (["{a}", "splits=[other]"], "no graded episode of the splits"),
         (["{empty}"], "has a tree or a transcript"),
         (["{a}", "smple=3"], "did you mean 'sample'"),
+        (["{a}", "workflow=[{{name: x, pattern: '('}}]"], "expected a regular expression"),
+        (["{damaged}"], "line 1: got no JSON"),
         (["{trees}"], "name its folder with model=DIR"),
     ],
 )
@@ -182,7 +186,10 @@ def test_what_cannot_be_looked_at_is_told(tmp_path, tokenizer, capsys, arguments
         "a": put(tmp_path / "a", tokenizer, [FAILING], kind="transcript"),
         "empty": put(tmp_path / "empty", tokenizer, [FAILING], kind="none"),
         "trees": put(tmp_path / "trees", tokenizer, [FAILING]),
+        "damaged": tmp_path / "damaged",
     }
+    places["damaged"].mkdir()
+    (places["damaged"] / "episodes.jsonl").write_text("garbage\n")
     assert main([argument.format(**places) for argument in arguments]) == 2
     assert says in capsys.readouterr().err
 
@@ -191,6 +198,14 @@ def test_a_damaged_tree_is_read_from_its_transcript_or_counted(tmp_path, tokeniz
     place = put(tmp_path / "a", tokenizer, [FAILING] * 2)
     (place / "trees" / "step_000000" / "train0n0.tree").write_bytes(b"no tree")
     assert main([str(place), f"model={tokenizer}"]) == 0
+    assert "a: 1 of 2 episodes have no words and are left out" in capsys.readouterr().out
+
+
+def test_a_transcript_cut_short_is_counted(tmp_path, tokenizer, capsys):
+    place = put(tmp_path / "a", tokenizer, [FAILING] * 2, kind="transcript")
+    cut = place / "transcripts" / "train0n0.jsonl"
+    cut.write_text(cut.read_text()[:-9])
+    assert main([str(place)]) == 0
     assert "a: 1 of 2 episodes have no words and are left out" in capsys.readouterr().out
 
 
@@ -255,12 +270,29 @@ def graded(name, value):
 
 def test_a_radar_has_a_shape_for_each_place_and_text_of_others_stays_text():
     drawn = radar([graded("<before>", 0.0), graded("after", 1.0), Series("unjudged")], ["state", "work", "care"])
-    assert drawn.count("<title>") == 2
+    assert drawn.count("stroke-width") == 2
     assert "&lt;before&gt;" in drawn
     assert "<before>" not in drawn
     # The first axis points up: 0 is the middle, 1 the rim.
-    assert 'points="210.0,210.0 ' in drawn
-    assert 'points="210.0,90.0 ' in drawn
+    assert 'points="300.0,170.0 ' in drawn
+    assert 'points="300.0,40.0 ' in drawn
+
+
+def test_no_word_of_a_radar_is_cut_or_lies_on_another():
+    series = [graded(f"{number} " + "long " * 40, 0.5) for number in range(6)]
+    for one in series:
+        one.scores = [dict.fromkeys(DIMENSIONS, 0.5)] * 2
+    drawn = radar(series, list(DIMENSIONS))
+    wide, high = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn).groups())
+    boxes = []
+    for x, y, anchor, words in re.findall(r'<text x="(.*?)" y="(.*?)" text-anchor="(\w+)".*?>(.*?)</text>', drawn):
+        # A letter of 12 pixels is 7 wide, rather than less.
+        long, left = 7 * len(words), {"start": 0, "middle": 0.5, "end": 1}[anchor]
+        boxes.append((float(x) - left * long, float(y) - 7, float(x) + (1 - left) * long, float(y) + 7))
+    assert len(boxes) == 6 + 6 + 4
+    assert all(a >= 0 and b >= 0 and c <= wide and d <= high for a, b, c, d in boxes)
+    for (a, b, c, d), (e, f, g, h) in itertools.combinations(boxes, 2):
+        assert c <= e or g <= a or d <= f or h <= b
 
 
 def test_grades_are_tabled_with_their_errors():

@@ -79,6 +79,38 @@ def test_reading_again_what_says_the_same_and_what_does_not():
     assert rates(bash("mkdir -p a", ""), bash("mkdir -p a", ""))["reread"] == (0, 2)
 
 
+LETTERS = (*(Stage(name, name) for name in "abc"), Stage("answer", None), Stage("b again", "b"))
+
+
+def slow_skipped(episode, workflow):
+    """Every choice of stages, the largest first, of equal ones that which skips the earliest."""
+    acts = [act for step in episode for act in ([f"{c.name} {c.arguments}" for c in step.calls] or [None])]
+    for size in range(len(workflow), -1, -1):
+        for chosen in sorted(itertools.combinations(range(len(workflow)), size), reverse=True):
+            places = itertools.combinations_with_replacement(range(len(acts)), size)
+            if any(all(_is(acts[at], workflow[s]) for at, s in zip(p, chosen, strict=True)) for p in places):
+                return [stage for number, stage in enumerate(workflow) if number not in chosen]
+    return None
+
+
+def _is(act, stage):
+    return act is None if stage.pattern is None else act is not None and stage.pattern in act
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "b", "c", "ab", "x"]), max_size=2), max_size=4), st.permutations(LETTERS)
+)
+def test_skipped_stages_are_those_of_the_slow_reference(drawn, workflow):
+    episode = [Step("", tuple(Call(name, "") for name in names), True) for names in drawn]
+    assert skipped_stages(episode, workflow) == slow_skipped(episode, workflow)
+
+
+def test_a_workflow_of_many_stages_takes_no_time():
+    workflow = [Stage(str(number), f"tool{number}x") for number in range(40)]
+    episode = [Step("", (Call(f"tool{number}x", ""),), True) for number in range(0, 40, 2)]
+    assert [stage.name for stage in skipped_stages(episode, workflow)] == [str(n) for n in range(1, 40, 2)]
+
+
 @pytest.mark.parametrize(
     ("episode", "skipped"),
     [

@@ -9,10 +9,12 @@ import pytest
 
 from actors.evaluation import attempts
 from algos import eval_folder
-from algos.eval import main
+from algos.eval import CONFIG, main
+from algos.run_folder import RunError
 from algos.runlog import line
 from configs.eval import EvaluationConfig
-from configs.loader import ConfigError, dump
+from configs.loader import ConfigError, dump, load_as
+from envs.harnesses.sets import with_rings
 from envs.tasks import clawgym
 from envs.tasks.draft import Draft
 from envs.tasks.task import Task
@@ -72,12 +74,35 @@ def test_runs_without_chance_are_called_alike(capsys, model, tmp_path):
         ("tasks.one.path=/nowhere/at/all", "tasks.one: "),
         ("tasks.one.families=[nothing]", "tasks.one: "),
         ("runs=0", "runs: "),
+        ("rings=[{name: a, harnesses: [{}, {name: claudecode}]}]", "rings.0.harnesses.1: harness.name 'claudecode'"),
+        ("rings=[{name: a, harnesses: [{}, {label: b}], space: {}}]", "expected one agent_loop without label"),
+        ("rings=[{name: a, harnesses: [{name: codex}], space: {}}]", "expected one agent_loop without label"),
+        ("rings=[{name: a, harnesses: [{}], space: {set: all, which: far}}]", "rings.0.space: got a set that meets"),
+        ("rings=[{name: a, harnesses: [{}], space: {set: names, names: [S9]}}]", "rings.0.space: got harness 'S9'"),
+        ("tasks={../../one: {limit: 2}}", "tasks.../../one"),
     ],
 )
 def test_wrong_settings_are_told_before_anything_starts(capsys, model, tmp_path, setting, says):
     arguments = [f"model.path={model}", f"dir={tmp_path / 'evals'}", *SMALL, setting, "--dry-run"]
     assert says in error_of(capsys, *arguments)
     assert not (tmp_path / "evals").exists()
+
+
+NAMED = "{set: names, names: [S0T0O0C0W0, S1T1O1C1W1], which: near}"
+NEAR = f"rings=[{{name: near, harnesses: [{{max_turns: 3}}], space: {NAMED}}}]"
+
+
+def test_a_ring_may_be_a_set_out_of_the_space_of_harnesses_or_held_out_from_one(capsys, model, tmp_path):
+    file = CONFIG.with_name("eval_space.yaml")
+    assert main([str(file), "--dry-run", "sandbox.backend=process", f"model.path={model}", f"dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    for ring, first in (("training", "S0T0O0C0W0"), ("near", "S0T0O0C0W1"), ("far", "S0T0O0C1W1")):
+        assert f"ring        {ring}: heldout in {first}, " in told
+    assert "episodes    2592: 3 independent runs" in told
+    found = with_rings(load_as(EvaluationConfig, CONFIG, [NEAR, "tasks={one: {}}"]))
+    assert [one.known_as for one in found.rings[0].harnesses] == ["S0T0O0C0W1", "S1T1O1C1W2"]
+    assert {one.max_turns for one in found.harnesses.values()} == {3}
+    assert with_rings(found) == found
 
 
 def test_tasks_that_need_a_judge_are_told_before_anything_starts(capsys, model, tmp_path):
@@ -144,6 +169,39 @@ def test_a_resume_takes_more_runs_and_refuses_what_would_make_other_episodes(tmp
         eval_folder.settings(tmp_path, ["runs=2"])
     with pytest.raises(ConfigError, match=r"no config\.yaml there"):
         eval_folder.settings(tmp_path / "none", [])
+    (tmp_path / "attempts.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"no attempts\.jsonl there"):
+        eval_folder.settings(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (b"garbage\n", "line 7: got no JSON"),
+        (b"\xff\n", "line 7: got no JSON"),
+        (b"[1]\n", "line 7: got [1]"),
+        *(
+            (b'{"id": "a", "status": "completed", "reward": %b}\n' % reward, "line 7: reward: got ")
+            for reward in (b"NaN", b"Infinity", b"1" + b"0" * 400, b'"good"', b"[1]", b"-0.5")
+        ),
+        (b'{"id": [1], "status": "completed", "reward": 1}\n', "line 7: id: got [1], expected a text"),
+    ],
+)
+def test_a_damaged_line_is_named_and_nothing_is_changed(capsys, tmp_path, damage, says):
+    write_rows(tmp_path, begun(tmp_path))
+    with (tmp_path / "episodes.jsonl").open("ab") as file:
+        file.write(damage)
+    before = (tmp_path / "episodes.jsonl").read_bytes()
+    assert says in error_of(capsys, "--table", str(tmp_path))
+    with pytest.raises(RunError, match="line 7"):
+        eval_folder.reopened(tmp_path)
+    assert (tmp_path / "episodes.jsonl").read_bytes() == before
+
+
+def test_a_line_without_what_an_attempt_has_is_named(capsys, tmp_path):
+    begun(tmp_path)
+    (tmp_path / "attempts.jsonl").write_text('{"id": "r00n000000"}\n')
+    assert "line 1: got no 'ring', expected a row with id, ring" in error_of(capsys, "--table", str(tmp_path))
 
 
 def test_tables_are_written_in_three_forms(tmp_path):

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from browser import CHROMIUM, dumped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from needs import require
+from page_blocks import Blocks
 from small_tokenizer import small_tokenizer
 from tree_sessions import call, grow
 
@@ -100,47 +100,16 @@ def conversation(tokenizer: Any, name: str) -> Tree:
     return tree
 
 
-class Page(HTMLParser):
-    """What a page is made of."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.texts: dict[str, str] = {}
-        self.policy = ""
-        self.words = ""
-        self._open = ""
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-        self._open = tag if tag in ("script", "style") else ""
-        if values.get("http-equiv") == "Content-Security-Policy":
-            self.policy = values["content"] or ""
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open:
-            self.texts[self._open] = self.texts.get(self._open, "") + data
-        else:
-            self.words += data
-
-
-def written(*places: Path, out: Path) -> Page:
+def written(*places: Path, out: Path) -> Blocks:
     assert report.main([*map(str, places), "--out", str(out)]) == 0
-    return Page(out)
+    return Blocks(out.read_text(encoding="utf-8"))
 
 
 def test_a_run_becomes_a_page_with_curves_tables_examples_and_its_outcome_in_words(tmp_path: Path, capsys):
     folder = make_run(tmp_path / "run")
     add_episodes(folder)
     assert report.main([str(folder)]) == 0
-    page = Page(folder / "report.html")
+    page = Blocks((folder / "report.html").read_text(encoding="utf-8"))
     assert "GRPO trained the tiny policy of the cold start for 3 steps of 8 × 8 episodes" in page.words
     assert "The greedy reward on held-out tasks went from 0.10 to 0.90." in page.words
     for word in (
@@ -155,6 +124,17 @@ def test_a_run_becomes_a_page_with_curves_tables_examples_and_its_outcome_in_wor
     assert "Explained variance" not in page.words
     assert page.tags.count("figure") >= 6
     assert "report_trees.html" in capsys.readouterr().out
+
+
+def test_an_evaluation_beside_the_training_takes_no_step_away_and_stands_where_it_began(tmp_path: Path):
+    folder = make_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "policy_version": 3, "eval/step": 2, HELD_OUT: 0.4}) + "\n")
+        file.write(json.dumps({"step": 3, "eval/step": "two", HELD_OUT: 0.7}) + "\n")
+    run = read_run(folder)
+    assert run.values("train/reward") == {1: 0.2, 2: 0.5, 3: 0.9}
+    assert run.values(HELD_OUT) == {0: 0.1, 2: 0.4, 3: 0.9}
+    assert run.notes == ["metrics.jsonl: line 6: eval/step is 'two', expected a number of steps; left out"]
 
 
 def test_the_page_loads_nothing_and_may_run_only_its_own_script(tmp_path: Path):

@@ -31,6 +31,22 @@ def test_every_figure_lies_inside_of_its_axis_with_a_few_round_ticks(values: lis
     assert all(axes.TOP - 0.5 <= y(tick) <= frame.floor + 0.5 for tick in ticks)
 
 
+@given(values=st.lists(anything, max_size=9), percent=st.booleans())
+def test_no_two_labels_of_an_axis_are_alike_or_longer_than_their_room(values: list[float], percent: bool):
+    labels = axes.labels(axes.up(values, axes.SMALL).ticks(32), percent)
+    assert len(set(labels)) == len(labels)
+    # The longest have a sign, two digits, an exponent of three and a percent sign.
+    assert all(len(label) <= len("-1.5e-198%") for label in labels)
+
+
+def test_labels_that_lie_close_together_have_more_digits_or_say_what_is_above_the_lowest():
+    def told(*ends: float) -> list[str]:
+        return axes.labels(axes.up(ends, axes.SMALL).ticks(32))
+
+    assert told(0.999238, 1.001377) == ["0.9995", "1", "1.0005", "1.001", "1.0015"]
+    assert told(1, 1 + 1e-7) == ["1", "+5e-8", "+1e-7"]
+
+
 @given(values=st.lists(anything, min_size=1, max_size=9), low=st.floats(-5, 5))
 def test_a_higher_figure_is_never_drawn_lower(values: list[float], low: float):
     y = axes.up(values, axes.SMALL, within=(low, low + 1))
@@ -70,6 +86,7 @@ def test_figures_over_many_decades_get_a_logarithmic_axis():
             (1234, "1234"),
             (12345, "12.3k"),
             (37748736, "37.7M"),
+            (2.5e50, "2.5e50"),
         ),
         *((2.1e-5, "2.1e-5"), (1e-4, "1e-4"), (-0.5, "-0.5"), (math.nan, "–"), (1e-12, "1e-12"), (99.96, "100")),
     ],

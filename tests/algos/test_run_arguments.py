@@ -1,16 +1,19 @@
 """The command line of ``algos.run``."""
 
 import json
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 
 import pytest
+import torch
 from ray.exceptions import RayTaskError
 
 from actors import coordinator, start
 from actors.engines.published import seal
 from algos import run, run_folder, runlog
 from configs.loader import dump, load
+from envs.tasks import desk
 
 
 @pytest.mark.parametrize(
@@ -229,3 +232,58 @@ def test_sets_of_harnesses_that_cannot_be_are_one_line_before_anything_starts(ar
     assert run.main(["--dry-run", f"dir={tmp_path}", *arguments]) == 2
     told = capsys.readouterr()
     assert fault in (told.err + told.out).replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "start", "begun", "lost"),
+    [
+        (["eval.wait=false"], 5, [0, 2], True),
+        (["eval.wait=false"], 5, [0, 2, 4], False),
+        (["eval.wait=false"], 4, [0, 2], True),
+        (["eval.wait=false"], 1, [0], False),
+        (["eval.wait=false", "eval.every=0"], 5, [0], False),
+        (["eval.wait=true"], 5, [0, 2], False),
+    ],
+)
+def test_an_evaluation_beside_the_training_that_a_kill_ended_is_told_by_its_missing_figures(
+    settings, start, begun, lost
+):
+    rows = [{"step": at + 1, "eval/step": at, "eval/heldout/reward_greedy": 0.5} for at in begun]
+    rows += [{"step": 4, "eval/skipped": 1}]
+    assert run._lost_evaluation(load(None, ["eval.every=2", *settings]), start, rows) is lost
+
+
+def test_the_plan_says_how_many_tasks_there_are_which_are_left_out_and_that_no_gpu_is_seen(tmp_path, capsys):
+    tasks = tmp_path / "tasks"
+    desk.write(desk.generate("train", 5, seed=0), tasks)
+    broken = sorted(tasks.iterdir())[2]
+    (broken / "data_entry.json").write_text("{")
+    settings = [f"tasks.path={tasks}", "engine.device=cuda", "sandbox.backend=process", f"dir={tmp_path}"]
+    assert run.main(["--dry-run", "--skip-bad-tasks", *settings]) == 0
+    told = capsys.readouterr().out
+    assert f"skipped {broken}" in told
+    assert f"tasks       {tasks}: 4 to practise on, 0 held out, 1 broken left out" in told
+    assert ("careful     engine.device=cuda: no GPU is seen" in told) is not torch.cuda.is_available()
+
+
+QUICK = (
+    *((f"algos.{name}", ["--help"]) for name in ("run", "eval", "analyse", "report", "sft", "coldstart", "export")),
+    *((name, ["--help"]) for name in ("actors.serve", "trees.view", "envs.tasks")),
+    ("algos.export", ["/nowhere", "out"]),
+    ("actors.serve", ["--model", "/nowhere"]),
+)
+
+
+@pytest.mark.parametrize(("module", "arguments"), QUICK)
+def test_help_and_what_is_wrong_at_first_sight_are_told_without_loading_what_takes_seconds(module, arguments):
+    code = f"""
+import runpy, sys
+sys.argv = [{module!r}, *{arguments!r}]
+try:
+    runpy.run_module({module!r}, run_name="__main__")
+except SystemExit:
+    sys.exit(bool({{"torch", "ray", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout + done.stderr
+    assert done.returncode == 0

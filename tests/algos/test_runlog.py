@@ -1,9 +1,10 @@
+import io
 import json
 import time
 
 from rich.console import Console as RichConsole
 
-from algos.display import LiveDisplay, before_after, failures, sparkline
+from algos.display import LiveDisplay, before_after, evaluations, failures, sparkline
 from algos.runlog import RunLog, read_jsonl, rewind
 from configs.loader import load
 
@@ -24,13 +25,25 @@ def test_rows_are_json_and_missing_figures_are_null(tmp_path):
 def test_rewind_keeps_what_a_shorter_run_would_have_written(tmp_path):
     log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
     for step in range(4):
-        log.step({"step": step})
+        log.step({"step": step, "eval/heldout/reward_greedy": 0.5})
         log.episode({"id": f"e{step}", "step": step, "split": "heldout/greedy"})
         log.episode({"id": f"t{step}", "step": step, "split": "train"})
     log.close()
     rewind(tmp_path, 2)
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
     assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["e0", "t0", "e1", "t1", "e2"]
+
+
+def test_episodes_of_an_evaluation_stay_only_with_its_figures(tmp_path):
+    log = RunLog(tmp_path, load(None, ["wandb.mode=disabled"]), Display())
+    for step in range(6):
+        log.episode({"id": f"e{step}", "step": step, "split": "heldout/greedy"})
+        log.step({"step": step})
+    log.step({"step": 3, "eval/step": 2, "eval/heldout/reward_greedy": 0.5})
+    log.step({"step": 5, "eval/step": 4, "eval/heldout/reward_greedy": 0.5})
+    log.close()
+    rewind(tmp_path, 4)
+    assert [row["id"] for row in read_jsonl(tmp_path / "episodes.jsonl")] == ["e2"]
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
@@ -62,7 +75,30 @@ def test_the_table_has_the_families_of_a_set_before_its_harnesses():
     table = before_after([{"step": 0} | {f"eval/{key}/reward_greedy": 0.5 for key in keys}])
     assert table is not None
     shown = [str(cell).strip() for cell in table.columns[0].cells]
-    assert shown == ["[bold]heldout", "count", "sum", "in codex", "[bold]wording"]
+    assert shown == ["heldout", "count", "sum", "in codex", "wording"]
+
+
+def test_sets_of_unequal_size_are_told_and_an_evaluation_that_was_left_out_is_none():
+    one = {
+        "step": 0,
+        "eval/heldout/reward_greedy": 0.1,
+        "eval/heldout/tasks": 8,
+        "eval/heldout/[/b]/reward_greedy": 0.1,
+    }
+    more = one | {"step": 2, "eval/heldout/tasks": 96}
+    columns, data = evaluations([one, more, {"step": 3, "eval/skipped": 1}])
+    assert columns[:5] == ["tasks", "n before", "n after", "greedy before", "greedy after"]
+    assert data[0][:3] == ["heldout", 8, 96]
+    table = before_after([one, more])
+    assert table is not None
+    console = RichConsole(file=io.StringIO(), width=200)
+    console.print(table)
+    told = console.file.getvalue()
+    assert "not of the same number of tasks" in told
+    assert "[/b]" in told
+    same = before_after([one, more | {"eval/heldout/tasks": 8}])
+    assert same is not None
+    assert same.caption is None
 
 
 def test_failed_episodes_are_told_with_harness_and_reason():

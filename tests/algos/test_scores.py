@@ -1,8 +1,11 @@
 """From lines of episodes to tables: nothing that failed is a 0, and nothing that is missing goes unseen."""
 
+import io
 import json
+import re
 
 import pytest
+from rich.console import Console
 
 from algos.score_tables import markdown, page, rich_table, table
 from algos.scores import Place, Scores, difference
@@ -118,12 +121,49 @@ def test_places_of_only_one_evaluation_are_shown_without_a_difference():
     assert line == "| **outside** | none | 1.000 ± 0.000 | none | 4 |"
 
 
-def test_texts_of_others_break_no_table():
-    attempts = [one | {"category": "a|b<i>" if one["task"] == "t0" else "[red]"} for one in asked()]
-    made = table([Scores("po|licy", attempts, ended(attempts), 3)])
-    assert "a\\|b<i>" in markdown(made)
-    assert "<i>" not in page(made).split("<style>")[0] + page(made).split("</style>")[1]
-    assert rich_table(made).row_count == 3
+HOSTILE = (
+    "a|b<i>",
+    "[red]",
+    "[/x]",
+    "a\r\n| b",
+    "\x1b[31mred",
+    "end\\",
+    "![x](javascript:1)",
+    "\u202eleft",
+    "x" * 5000,
+)
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+def test_texts_of_others_break_no_table(words):
+    attempts = [
+        one | {"category": words if one["task"] == "t0" else "b", "task": one["task"] + words} for one in asked()
+    ]
+    found = ended(attempts, status=lambda one: "failed" if one["run"] else "completed")
+    for row in found:
+        row["reason"] = words
+    made = table([Scores("policy", attempts, found, 3)])
+    text = markdown(made)
+    assert text.isprintable() or set(filter(lambda one: not one.isprintable(), text)) == {"\n"}
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 3
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in rows} == {7}
+    assert not re.search(r"(?<!\\)(?:\\\\)*[<\[]", text)
+    told = page(made)
+    assert "<i>" not in told.split("<style>")[0] + told.split("</style>")[1]
+    assert "\x1b" not in told
+    terminal = io.StringIO()
+    Console(file=terminal, width=100).print(rich_table(made))
+    assert "\x1b" not in terminal.getvalue()
+    assert "1.000" in terminal.getvalue()
+
+
+def test_evaluations_of_unlike_tasks_are_told():
+    few, many = scores(name="few", tasks=2), scores(name="many")
+    text = markdown(table([few, many]))
+    assert "| **training** | 1.000 ± 0.000 | 1.000 ± 0.000 | +0.000 ± 0.000 | 2, 4 |" in text
+    assert "not of the same tasks" in text
+    assert "not of the same tasks" not in markdown(table([few, few]))
 
 
 def test_a_table_of_nothing_is_refused():

@@ -16,7 +16,6 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from browser import CHROMIUM, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import require
+from page_blocks import Blocks
 from small_tokenizer import small_tokenizer
 from tokenizers import Tokenizer
 from tree_sessions import call, grow, relaxed
@@ -284,34 +284,6 @@ def test_a_long_list_comes_in_portions(tmp_path: Path, tokenizer: Tokenizer):
         rest = json.loads(server.answer(f"/episodes?from={first['next']}")[2])
     assert (len(first["rows"]), len(rest["rows"]), rest["next"]) == (PORTION, 5, None)
     assert rest["rows"][-1]["episode"] == f"e{PORTION + 4:04d}"
-
-
-class Blocks(HTMLParser):
-    """The elements of a document, and the text of each script and style."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.texts: dict[str, str] = {}
-        self.policy = ""
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-        self._open = values.get("id") or tag if tag in ("script", "style") else ""
-        if values.get("http-equiv") == "Content-Security-Policy":
-            self.policy = values["content"] or ""
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open:
-            self.texts[self._open] = self.texts.get(self._open, "") + data
 
 
 def test_the_page_allows_its_own_script_and_nothing_else():
