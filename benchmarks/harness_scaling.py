@@ -44,6 +44,8 @@ SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
 """The paper's single configurations, the base first."""
 LEVELS = ("coldstart.level_chance=0.35", "coldstart.pairs=0")
 PAIRS = ("coldstart.level_chance=0.15", "coldstart.pairs=18", "coldstart.pair_chance=0.8")
+UNMEASURED = ("eval.every=0", "eval.tasks=1", "eval.sampled=false")
+"""Evaluations of the run itself are left out: the rings are measured afterwards."""
 PPO = (
     "rollout.groups=64",
     "rollout.group_size=1",
@@ -160,7 +162,7 @@ def trained(arm: Arm, seed: int, folder: Path) -> Path:
     if run is not None:
         module("algos.run", "--resume", str(run))
         return run
-    settings = (*arm.cold, *arm.settings, f"seed={seed}", f"dir={folder / 'run'}", "wandb.mode=disabled")
+    settings = (*arm.cold, *arm.settings, *UNMEASURED, f"seed={seed}", f"dir={folder / 'run'}", "wandb.mode=disabled")
     module("algos.run", str(TRAIN), *settings)
     run = begun(folder / "run")
     assert run is not None
@@ -250,8 +252,7 @@ def smoke(folder: Path) -> dict[str, Any]:
         "steps=1",
         "rollout.groups=2",
         "rollout.group_size=2",
-        "eval.every=0",
-        "eval.tasks=0",
+        *UNMEASURED,
         "proxy.max_tokens=8",
     ]
     module("algos.run", str(TRAIN), f"model.path={model}", f"dir={folder / 'run'}", "wandb.mode=disabled", *small)
