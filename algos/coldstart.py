@@ -38,14 +38,21 @@ CACHE = Path("~/.cache/reins/coldstart")
 SOURCES = (
     "actors/rendering.py",
     "algos/apprentice.py",
+    "algos/habits.py",
     "algos/imitation.py",
     "algos/muon.py",
     "algos/recipe.py",
     "algos/rehearsal.py",
     "algos/tiny.py",
+    "envs/harnesses/agent_loop/context.py",
+    "envs/harnesses/agent_loop/loop.py",
     "envs/harnesses/agent_loop/observations.py",
+    "envs/harnesses/agent_loop/parts.py",
     "envs/harnesses/agent_loop/prompts.py",
     "envs/harnesses/agent_loop/schemas.py",
+    "envs/harnesses/agent_loop/tools.py",
+    "envs/harnesses/agent_loop/workflow.py",
+    "envs/space.py",
     "envs/tasks/desk",
 )
 """What determines the result, besides seed, recipe and the versions of the packages."""

@@ -6,6 +6,8 @@
     python benchmarks/harness_scaling.py --report             no runs: the tables of what has ended
     python benchmarks/harness_scaling.py --smoke              one step of an untrained policy: the machinery only
 
+What is in results/harness_scaling.json is not run again, whatever ``--runs`` holds; take it away to begin anew.
+
 Every arm has the same cold start (by seed), the same tasks and the same number of episodes. A policy is then measured
 in four rings of harnesses (configs/harness_scaling_eval.yaml): the base, the paper's 18, 18 at distance 1 from those
 and 18 further away, on tasks that are never trained. Figures are means over seeds with the seeds' standard error.
@@ -23,7 +25,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from algos.coldstart import coldstart
 from algos.eval_folder import scores
+from algos.recipe import SpaceRecipe, space_recipe
 from algos.runlog import read_jsonl
 from algos.scores import Place
 
@@ -42,8 +45,12 @@ RINGS = ("base", "training", "near", "far")
 
 SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
 """The paper's single configurations, the base first."""
-LEVELS = ("coldstart.level_chance=0.35", "coldstart.pairs=0")
-PAIRS = ("coldstart.level_chance=0.15", "coldstart.pairs=18", "coldstart.pair_chance=0.8")
+LEVELS, PAIRS = "levels", "pairs"
+COLD = {
+    LEVELS: SpaceRecipe(level_chance=0.35),
+    PAIRS: SpaceRecipe(level_chance=0.15, pairs=18, pair_chance=0.8),
+}
+"""Cold starts: habits of single levels, and habits that need two levels together."""
 UNMEASURED = ("eval.every=0", "eval.tasks=1", "eval.sampled=false")
 """Evaluations of the run itself are left out: the rings are measured afterwards."""
 PPO = (
@@ -59,22 +66,22 @@ PPO = (
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to train; ``settings`` are beside those of configs/harness_scaling.yaml and of the cold start."""
+    """A way to train, from a cold start; ``settings`` are besides those of configs/harness_scaling.yaml."""
 
     name: str
-    cold: tuple[str, ...]
+    cold: str
     settings: tuple[str, ...] = ()
 
 
-def single(harness: str, cold: tuple[str, ...]) -> Arm:
-    return Arm(f"single-{harness}", cold, ("space=null", f"harness.levels={harness}", "assignment={kind: all}"))
+def single(harness: str, cold: str) -> Arm:
+    return Arm(f"{cold}-single-{harness}", cold, ("space=null", f"harness.levels={harness}", "assignment={kind: all}"))
 
 
 def assigned(kind: str, k: int, *more: str) -> tuple[str, ...]:
     return (f"assignment={{kind: {kind}, k: {k}}}", *more)
 
 
-PAPER18 = Arm("paper18", LEVELS)
+PAPER18 = Arm("levels-paper18", LEVELS)
 OF_PAIRS = Arm("pairs-paper18", PAIRS)
 ARMS = {
     "a": ("One harness against the designed set", (single(SINGLE[0], LEVELS), PAPER18)),
@@ -105,7 +112,7 @@ ARMS = {
         ),
     ),
     "e": ("Each single configuration against the set", (*(single(name, LEVELS) for name in SINGLE), PAPER18)),
-    "f": ("GRPO and PPO", (PAPER18, Arm("ppo-paper18", LEVELS, PPO))),
+    "f": ("GRPO and PPO", (PAPER18, Arm("levels-ppo-paper18", LEVELS, PPO))),
 }
 """Tables by letter: title and arms."""
 
@@ -125,26 +132,27 @@ def main() -> None:
             print(json.dumps({"benchmark": "harness_scaling", "smoke": True} | smoke(Path(folder))))
         return
     arms = {arm.name: arm for table in args.tables for arm in ARMS[table][1]}
+    known = json.loads(RESULTS.read_text())["arms"] if RESULTS.is_file() else {}
     if not args.report:
         # Seeds outermost: after each of them the tables are whole, with fewer seeds.
         for seed in args.seeds:
             for arm in arms.values():
-                done(arm, seed, args.runs)
-    found = {name: measured(arm, args.seeds, args.runs) for name, arm in arms.items()}
+                if str(seed) not in measured(arm, args.runs, known)["seeds"]:
+                    done(arm, seed, args.runs)
+    every = {arm.name: arm for _, some in ARMS.values() for arm in some}
+    found = {name: measured(arm, args.runs, known) for name, arm in every.items()}
     result = {"benchmark": "harness_scaling", "smoke": False} | claims(found)
     for table in args.tables:
         show(table, found)
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
-    command = " ".join(["python", "benchmarks/harness_scaling.py", "--tables", *args.tables])
+    command = "python benchmarks/harness_scaling.py"
     RESULTS.write_text(json.dumps({"command": command, "machine": machine} | result | {"arms": found}, indent=1) + "\n")
     print(json.dumps(result))
 
 
 def done(arm: Arm, seed: int, runs: Path) -> None:
-    """Train and measure one arm; what has ended is not run again, what was interrupted goes on."""
+    """Train and measure one arm; what was interrupted goes on."""
     folder = runs / arm.name / f"seed{seed}"
-    if (folder / "done.json").is_file():
-        return
     print(f"\n== {arm.name}, seed {seed}", file=sys.stderr, flush=True)
     run = trained(arm, seed, folder)
     evaluation = begun(folder / "eval")
@@ -162,11 +170,24 @@ def trained(arm: Arm, seed: int, folder: Path) -> Path:
     if run is not None:
         module("algos.run", "--resume", str(run))
         return run
-    settings = (*arm.cold, *arm.settings, *UNMEASURED, f"seed={seed}", f"dir={folder / 'run'}", "wandb.mode=disabled")
-    module("algos.run", str(TRAIN), *settings)
+    model = policy(arm.cold, seed, folder.parents[1] / "cold" / f"{arm.cold}-{seed}")
+    own = (f"model.path={model}", f"seed={seed}", f"dir={folder / 'run'}", "wandb.mode=disabled")
+    module("algos.run", str(TRAIN), *arm.settings, *UNMEASURED, *own)
     run = begun(folder / "run")
     assert run is not None
     return run
+
+
+def policy(cold: str, seed: int, folder: Path) -> Path:
+    """The cold start of a seed, the same for every arm."""
+    if not folder.is_dir():
+        made = coldstart(folder.parent / "making", seed, _say, space_recipe(COLD[cold]))
+        shutil.move(made, folder)
+    return folder
+
+
+def _say(text: str) -> None:
+    print(f"cold start: {text}", file=sys.stderr, flush=True)
 
 
 def begun(folder: Path) -> Path | None:
@@ -197,13 +218,14 @@ def summary(run: Path, evaluation: Path) -> dict[str, Any]:
     }
 
 
-def measured(arm: Arm, seeds: Sequence[int], runs: Path) -> dict[str, Any]:
-    """The seeds of an arm that have ended."""
-    files = {seed: runs / arm.name / f"seed{seed}" / "done.json" for seed in seeds}
-    return {
-        "settings": [*arm.cold, *arm.settings],
-        "seeds": {str(seed): json.loads(file.read_text()) for seed, file in files.items() if file.is_file()},
-    }
+def measured(arm: Arm, runs: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """The seeds of an arm that have ended, in the folder of the runs or in the results that are there."""
+    settings = [f"{arm.cold}: {COLD[arm.cold]}", *arm.settings]
+    before = known.get(arm.name, {})
+    seeds = dict(before["seeds"]) if before.get("settings") == settings else {}
+    for file in sorted((runs / arm.name).glob("seed*/done.json")):
+        seeds[file.parent.name.removeprefix("seed")] = json.loads(file.read_text())
+    return {"settings": settings, "seeds": seeds}
 
 
 def figure(arm: dict[str, Any], ring: str) -> tuple[float, float] | None:
@@ -216,13 +238,11 @@ def figure(arm: dict[str, Any], ring: str) -> tuple[float, float] | None:
 
 
 def claims(found: dict[str, Any]) -> dict[str, Any]:
-    """Of table (a): the two arms on the base, and the worst of the held-out rings for each."""
+    """How many seeds each arm has, and its means by ring."""
     said: dict[str, Any] = {"seeds": {name: len(arm["seeds"]) for name, arm in found.items()}}
-    pair = {name: found.get(name) for name in (f"single-{SINGLE[0]}", "paper18")}
-    for name, arm in pair.items():
-        if arm and arm["seeds"]:
-            means = {ring: figure(arm, ring) for ring in RINGS}
-            said[name] = {ring: round(value[0], 4) for ring, value in means.items() if value}
+    for name, arm in found.items():
+        means = {ring: figure(arm, ring) for ring in RINGS}
+        said[name] = {ring: round(value[0], 4) for ring, value in means.items() if value}
     return said
 
 
