@@ -48,7 +48,7 @@ SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
 LEVELS, PAIRS = "levels", "pairs"
 COLD = {
     LEVELS: SpaceRecipe(level_chance=0.35),
-    PAIRS: SpaceRecipe(level_chance=0.15, pairs=18, pair_chance=0.8),
+    PAIRS: SpaceRecipe(level_chance=0.1, pairs=12, pair_chance=0.6),
 }
 """Cold starts: habits of single levels, and habits that need two levels together."""
 UNMEASURED = ("eval.every=0", "eval.tasks=1", "eval.sampled=false")
