@@ -210,7 +210,7 @@ def summary(run: Path, evaluation: Path) -> dict[str, Any]:
     rows = read_jsonl(run / "metrics.jsonl")
     passed = {ring: found.score(Place(ring)).pass_1 for ring in RINGS}
     return {
-        "pass_1": {ring: round(figure.mean, 4) for ring, figure in passed.items()},
+        "pass_1": {ring: figure.value for ring, figure in passed.items()},
         "episodes": sum(row.get("episodes/completed", 0) + row.get("episodes/truncated", 0) for row in rows),
         "train_reward": [round(row["train/reward"], 4) for row in rows if "train/reward" in row],
         "seconds_steps": round(sum(row.get("seconds/step", 0.0) for row in rows), 1),
