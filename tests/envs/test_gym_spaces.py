@@ -93,6 +93,27 @@ def test_every_request_is_in_the_observation_space(request, ids):
     assert str(shown).startswith("title\n")
 
 
+def test_a_session_s_text_shows_each_message_once_whatever_conversation_goes_on():
+    shown = SessionText("title")
+    talks = [["a"], ["a", "b"], ["x"], ["a", "b", "c"], ["a", "c"], ["x", "b"]]
+    for number, said in enumerate(talks):
+        request = Request("m", tuple(Message("user", one) for one in said), (), Sampling())
+        shown.asked(number, "main", observation(asked(request, []), False))
+    told = [line for line in str(shown).splitlines() if line.startswith("[")]
+    assert told == ["[user] a", "[user] b", "[user] x", "[user] c", "[user] c", "[user] b"]
+
+
+@pytest.mark.timeout(20)
+def test_a_session_of_a_thousand_calls_is_soon_told():
+    shown = SessionText("title")
+    text = "y" * 100
+    messages = tuple(Message("user", f"{text}{number}") for number in range(1000))
+    for number in range(1000):
+        request = Request("m", messages[: number + 1], (), Sampling())
+        shown.asked(number, "main", observation(asked(request, []), False))
+    assert str(shown).count(text) == 1000
+
+
 @given(requests)
 def test_tool_call_ids_are_counted_and_still_name_the_same_call(request):
     seen = observation(asked(request, []), False)
