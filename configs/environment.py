@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.base import Config
+from configs.judge import JudgeConfig
 from configs.proxy import SessionLimits
 from configs.schema import HarnessConfig, RewardConfig, RunConfig, SandboxConfig, TreesConfig
 
@@ -20,6 +21,9 @@ class EnvironmentConfig(Config):
     limits: SessionLimits = Field(default_factory=lambda: SessionLimits())
     reward: RewardConfig = Field(default_factory=lambda: RewardConfig())
     trees: TreesConfig = Field(default_factory=lambda: TreesConfig())
+    judge: JudgeConfig | None = Field(
+        None, description="Grades tasks that have a rubric; none: such tasks are an error."
+    )
     tokenizer: Path | None = Field(
         None, description="Folder of a Hugging Face tokenizer; none: prompts have no ids, and answers are words."
     )
@@ -42,6 +46,7 @@ class EnvironmentConfig(Config):
                 "sandbox": self.sandbox,
                 "reward": self.reward,
                 "trees": self.trees,
+                "judge": self.judge,
                 "proxy": {"limits": self.limits},
                 "engine": {"max_len": self.context},
             }
@@ -58,7 +63,7 @@ def settings(**given: Any) -> EnvironmentConfig:
     for name, key in (("harness", "name"), ("sandbox", "backend")):
         if isinstance(plain.get(name), str):
             plain[name] = {key: plain[name]}
-    wall_s = SessionLimits.model_validate(plain.get("limits", {})).wall_s
-    if not isinstance(plain.get("sandbox"), SandboxConfig):
-        plain["sandbox"] = {"wall_s": wall_s, "pool": 0, **plain.get("sandbox", {})}
-    return EnvironmentConfig.model_validate(plain)
+    config = EnvironmentConfig.model_validate(plain)
+    own = {"wall_s": config.limits.wall_s, "pool": 0}
+    unset = {name: value for name, value in own.items() if name not in config.sandbox.model_fields_set}
+    return config.model_copy(update={"sandbox": config.sandbox.model_copy(update=unset)})

@@ -69,8 +69,10 @@ class LocalStage:
             return
         if self._loop.is_closed():
             return
-        self._wait(self._parts.close())
-        self._end()
+        try:
+            self._wait(self._parts.close())
+        finally:
+            self._end()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -78,6 +80,9 @@ class LocalStage:
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the harness runs in the process that this one was forked from: close() this copy first")
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return running.result()
@@ -107,15 +112,16 @@ class _Parts:
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
         root = folders.root(config.sandbox.root)
-        self._folder = folders.make(root)
         rendering = _rendering(config)
         run = config.run()
         self._agent = WaitingAgent(rendering)
         self._records: list[CallRecord] = []
         self._dispatcher = Dispatcher(run.proxy, rendering, self._agent, self._take, config.context)
-        self._server = SocketServer(self._folder / "api")
         self._app = build_app(self._dispatcher)
         self._actor = SandboxActor(run, root, self)
+        # Last: a part that cannot be made leaves no folder.
+        self._folder = folders.make(root)
+        self._server = SocketServer(self._folder / "api")
         self._episode: _Episode | None = None
 
     async def open_session(self, spec: SessionSpec) -> dict[str, str]:

@@ -45,9 +45,9 @@ def answer_of(action: Any, vocabulary: int | None) -> Answer:
     known = (*_WORDS, *_TOKENS)
     for name in action:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            near = difflib.get_close_matches(name if isinstance(name, str) else "", known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ActionError(f"action: got the field {name!r}, expected some of {', '.join(known)}{hint}")
+            raise ActionError(f"action: got the field {_shown(name)}, expected some of {', '.join(known)}{hint}")
     ids = action.get("token_ids", ())
     if _length("token_ids", ids):
         return _tokens(action, vocabulary)
@@ -105,7 +105,10 @@ def _tokens(action: Action, vocabulary: int | None) -> Answer:
 
 
 def _array(field: str, values: Any, dtype: Any, low: float, high: float) -> np.ndarray:
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of lists that are no array
+        found = np.array(None)
     if found.ndim != 1 or found.dtype.kind not in ("iu" if np.dtype(dtype).kind == "i" else "iuf"):
         raise ActionError(f"action.{field}: got {_shown(values)}, expected a one-dimensional array of numbers")
     if not ((found >= low) & (found <= high)).all():
@@ -131,5 +134,9 @@ def _length(field: str, value: Any) -> int:
 
 
 def _shown(value: Any) -> str:
-    text = ascii(value)
+    """The value for an error message, which must not fail itself at what nests too deeply or cannot be written."""
+    try:
+        text = ascii(value)
+    except Exception:
+        text = "a value that cannot be shown"
     return f"{text[:80]}{'...' if len(text) > 80 else ''} ({type(value).__name__})"

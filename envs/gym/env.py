@@ -8,8 +8,9 @@ Invariant: what an episode leaves on the machine goes with its end, with ``close
 
 from __future__ import annotations
 
-import itertools
+import os
 import secrets
+import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,13 +25,14 @@ from configs.environment import settings
 from envs.episode import EpisodeOutcome, EpisodeSpec
 from envs.gym import folders
 from envs.gym.actions import answer_of
-from envs.gym.choice import built_in, chosen, tasks_of
+from envs.gym.choice import chosen, tasks_of
 from envs.gym.observations import Observation, nothing_asked, observation
 from envs.gym.spaces import Actions, observations
 from envs.gym.stage import Asked, Over, Stage, Turn, open_stage
 from envs.gym.text import SessionText
 from envs.harnesses.base import check_tools, check_variables
 from envs.harnesses.registry import harness as adapter_of
+from envs.judge.judge import check_judge
 from envs.sandbox.create import chosen as backend_of
 from envs.sandbox.create import unavailable
 from envs.tasks.task import Task
@@ -59,7 +61,8 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     - Requests that come at the same time are observed in the order in which they came. One that the harness took back
       while its answer was made is answered in vain; ``info["answered"]`` is then False.
     - ``info`` has ``task``, ``harness``, and of each request ``call`` (order of arrival), ``kind`` (main line,
-      sub-agent, ...) and ``waiting`` (requests that wait behind it); at the end ``record`` and ``tree``.
+      sub-agent, ...) and ``waiting`` (requests that wait behind it); at the end ``tree`` and ``record``, the fields of
+      ``EpisodeOutcome`` that are not None.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own form
@@ -81,18 +84,22 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         Args:
             harness: a name (``python -m envs.harnesses``), or settings as ``harness`` has in a run's configuration.
             task: a task folder in the ClawGym format, or a Task. With neither ``task`` nor ``tasks``: desk tasks.
-            tasks: a folder of task folders, or Tasks; each episode draws one by the seed, or ``options["task"]``.
+            tasks: a folder or file of tasks in any format of ``python -m envs.tasks formats``, or Tasks; each episode
+                draws one by the seed, or ``options["task"]`` names it.
             sandbox: a backend, or settings as ``sandbox`` has in a run's configuration.
             limits: ``calls``, ``tokens``, ``wall_s``, ``concurrent`` of an episode, as ``proxy.limits`` has; without a
                 tokenizer a token is a piece of up to three bytes.
             tokenizer: folder of a tokenizer; with it there are ``prompt_ids``, and answers may be tokens.
             remote: the sandbox lives in an actor on the Ray cluster (``RAY_ADDRESS``, or one on this machine).
             render_mode: ``ansi``, or None.
-            more: further settings of ``configs.environment.EnvironmentConfig``.
+            more: ``judge``, which tasks with a rubric need, and whatever else ``configs.environment.EnvironmentConfig``
+                has.
 
         Raises ValueError: settings, tasks or a tokenizer that cannot be used, or a harness or sandbox that is not
         there.
         """
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode: got {render_mode!r}, expected 'ansi' or None")
         self.render_mode = render_mode
         self._config = settings(harness=harness, sandbox=sandbox, limits=limits, tokenizer=tokenizer, **more)
         self._remote = remote
@@ -104,12 +111,15 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
         self._vocabulary = None if self._config.tokenizer is None else _vocabulary(self._config.tokenizer)
         self.observation_space = observations(self._vocabulary)
         self.action_space = Actions(self._vocabulary)
-        self._tasks = tasks_of(task, tasks)
-        check_tools(adapter, self._tasks)
-        check_variables(self._tasks)
-        self._name = f"env-{secrets.token_hex(4)}"
-        self._built_in: list[Task] = []
-        self._numbers = itertools.count()
+        self._given = (task, tasks)
+        with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
+            found = tasks_of(*self._given, Path(folder))
+        check_tools(adapter, found)
+        check_variables(found)
+        check_judge(found, self._config.judge)
+        self._tasks: list[Task] = []
+        self._name = ""
+        self._episodes = 0
         self._stage: Stage | None = None
         self._closing: weakref.finalize[Any, Any] | None = None
         self._asked: Asked | None = None
@@ -119,21 +129,22 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
         """End what is under way and begin an episode.
 
-        Raises EpisodeFailedError where the harness comes to no first request, ValueError for unknown options.
+        Raises EpisodeFailedError where the harness comes to no first request, ValueError for options that are none.
         """
         super().reset(seed=seed)
         self._asked = None
         stage = self._opened()
-        self._task = task = chosen(self._tasks or self._built_in, options, self.np_random)
+        self._task = task = chosen(self._tasks, options, self.np_random)
         first = int(self.np_random.integers(1 << 31))
-        name, tries, reason = self._config.harness.known_as, self._config.sandbox.retries + 1, ""
-        for attempt in range(tries):
-            turn = stage.begin(self._spec(task, first, attempt))
-            if isinstance(turn, Asked):
-                self._text = SessionText(f"task {task.id} in {name}")
-                return self._observed(turn), self._info(turn)
-            reason = turn.outcome.reason
-        raise EpisodeFailedError(f"task {task.id!r} in {name}: no request after {tries} tries: {reason}")
+        name, attempt = self._config.harness.known_as, 0
+        while isinstance(turn := stage.begin(self._spec(task, first, attempt)), Over):
+            attempt += 1
+            # What is no failure of infrastructure, such as a limit of no token, is the same in another sandbox.
+            if turn.outcome.status != "failed" or attempt > self._config.sandbox.retries:
+                reason = turn.outcome.reason
+                raise EpisodeFailedError(f"task {task.id!r} in {name}: no request after {attempt} tries: {reason}")
+        self._text = SessionText(f"task {task.id} in {name}")
+        return self._observed(turn), self._info(turn)
 
     def step(self, action: Any) -> tuple[Observation, SupportsFloat, bool, bool, Info]:
         """Answer the request that was observed.
@@ -162,26 +173,36 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def close(self) -> None:
         """End the episode under way and remove everything. Safe to call twice; ``reset`` opens it again."""
-        if self._closing is not None:
-            self._closing()
-        self._stage = self._closing = self._asked = None
+        closing, self._closing = self._closing, None
+        self._stage = self._asked = None
+        if closing is not None:
+            closing()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles of an environment that is closed. Raises TypeError for one that is open."""
+        if self._stage is not None:
+            raise TypeError("a running harness cannot be copied or pickled: close() the environment, or make another")
+        return self.__dict__
 
     def _opened(self) -> Stage:
         if self._stage is None:
-            folder = None
-            if not self._tasks:
-                folder = folders.make(folders.root(self._config.sandbox.root))
-                self._built_in = built_in(folder)
-            self._stage = open_stage(self._config, self._remote)
-            self._closing = weakref.finalize(self, _close, self._stage, folder)
+            folder = folders.make(folders.root(self._config.sandbox.root))
+            try:
+                self._tasks = tasks_of(*self._given, folder)
+                self._stage = open_stage(self._config, self._remote)
+            except BaseException:
+                folders.remove(folder)
+                raise
+            self._closing = weakref.finalize(self, _close, self._stage, folder, os.getpid())
+            self._name, self._episodes = f"env-{secrets.token_hex(4)}", 0
             # At the end of the process threads cannot be started any more: the warden of its sandboxes cleans up.
             self._closing.atexit = False
         return self._stage
 
     def _spec(self, task: Task, seed: int, attempt: int) -> EpisodeSpec:
-        number = next(self._numbers)
+        self._episodes += 1
         return EpisodeSpec(
-            id=f"{self._name}-{number}",
+            id=f"{self._name}-{self._episodes - 1}",
             task=task,
             harness=self._config.harness.known_as,
             group=task.id,
@@ -206,15 +227,19 @@ class HarnessEnv(gymnasium.Env[Observation, Any]):
 
     def _last_info(self, over: Over) -> Info:
         info = self._info(over)
-        return info | {"record": asdict(over.outcome) | info, "tree": over.tree}
+        # Copies side by side put each field into one array, whose type the first one settles: None fits into few.
+        record = {name: value for name, value in asdict(over.outcome).items() if value is not None}
+        return info | {"record": record | info, "tree": over.tree}
 
 
-def _close(stage: Stage, folder: Path | None) -> None:
+def _close(stage: Stage, folder: Path, owner: int) -> None:
+    if os.getpid() != owner:
+        # The copy in a forked process: what is running is its parent's.
+        return
     try:
         stage.close()
     finally:
-        if folder is not None:
-            folders.remove(folder)
+        folders.remove(folder)
 
 
 def _limited(outcome: EpisodeOutcome) -> bool:

@@ -20,10 +20,13 @@ from envs.sandbox.gc import claim
 def root(given: Path | None) -> Path:
     """Where the sandboxes and folders of this user's environments are; ``given`` stands in for the one in /tmp.
 
-    Raises SandboxError where it is not this user's.
+    Raises SandboxError where it is not this user's, or cannot be made.
     """
     if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
+        try:
+            given.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SandboxError(f"sandbox.root {given}: {error.strerror}; expected a folder of your own") from None
         return given.resolve()
     path = _own_root()
     path.mkdir(mode=0o700, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 from envs.gym.observations import Observation
 from envs.gym.stage import Answer, Over
@@ -15,12 +15,16 @@ class SessionText:
 
     def __init__(self, title: str) -> None:
         self._lines = [title]
-        self._heard: list[tuple[dict[str, Any], ...]] = []
+        self._shown: dict[tuple[int, str], int] = {}
+        """The conversations so far as a trie: which place follows another by a message; the places are counted."""
 
     def asked(self, ordinal: int, kind: str, observation: Observation) -> None:
         messages = observation["messages"]
-        known = max((_alike(messages, earlier) for earlier in self._heard), default=0)
-        self._heard.append(messages)
+        place, known = 0, 0
+        for message in messages:
+            way = (place, json.dumps(message))
+            known += way in self._shown
+            place = self._shown.setdefault(way, len(self._shown) + 1)
         self._lines.append(f"\n--- call {ordinal} ({kind}), {len(messages)} messages, {known} of them shown above")
         for message in messages[known:]:
             self._say(message["role"], message["text"], message["reasoning"])
@@ -52,13 +56,3 @@ class SessionText:
 
 def _calls(message: Message) -> list[str]:
     return [f"  -> {call.name}({arguments_text(call)})" for call in message.tool_calls]
-
-
-def _alike(messages: tuple[dict[str, Any], ...], earlier: tuple[dict[str, Any], ...]) -> int:
-    """How many messages two conversations begin alike with."""
-    count = 0
-    for one, other in zip(messages, earlier, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count

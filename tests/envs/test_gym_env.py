@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import json
 import os
+import pickle
 import runpy
 import signal
 import subprocess
@@ -24,11 +27,13 @@ from needs import require
 from scripted_api import Script, bash, say, serving
 
 import envs
+from configs.schema import SandboxConfig
 from envs.gym import folders
 from envs.gym.actions import ActionError, words
 from envs.gym.env import EpisodeFailedError, HarnessEnv
 from envs.sandbox.create import unavailable
 from envs.tasks import clawgym
+from envs.tasks.draft import Draft
 from trees import forks
 
 HERE = Path(__file__).parents[1]
@@ -130,8 +135,9 @@ def test_the_same_seed_gives_the_same_tasks_and_a_task_can_be_named(root):
     assert env.reset(options={"task": first[0]})[1]["task"] == first[0]
     with pytest.raises(ValueError, match="expected the id of one of the tasks, such as desk-"):
         env.reset(options={"task": "none"})
-    with pytest.raises(ValueError, match="options: got 'tsak', expected 'task' or nothing"):
-        env.reset(options={"tsak": "none"})
+    for options in ({"tsak": "none"}, {"task": first[0], "more": 1}, ["task"], "task"):
+        with pytest.raises(ValueError, match=r"options: got .*, expected \{'task': ID\} or nothing"):
+            env.reset(options=options)
     env.close()
 
 
@@ -148,6 +154,7 @@ def test_the_end_has_the_record_and_the_tree(root):
     assert [node.kind for node in tree.calls()] == ["main", "main"]
     assert (tree.counts().leaves, tree.counts().trained) == (1, 0)
     assert tree.meta["reward"] == 0.0
+    assert None not in info["record"].values()
     assert "[answer, thinking] Where am I?" in env.render()
     with pytest.raises(ResetNeeded, match="call reset"):
         env.step("More.")
@@ -253,19 +260,19 @@ def test_what_the_harness_asks_for_is_observed(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason", "earned"),
+    ("settings", "thinks_s", "reason", "earned"),
     [
-        ({"limits": {"calls": 2}}, "limit: proxy.limits.calls", 0.25),
+        ({"limits": {"calls": 2}}, 0.0, "limit: proxy.limits.calls", 0.25),
         # The request that waits then has no answer, as one that was cut.
-        ({"sandbox": {"wall_s": 8.0}}, "limit: sandbox.wall_s", 0.0),
-        ({"sandbox": {"wall_s": 8.0}, "reward": {"clean_end": False}}, "limit: sandbox.wall_s", 0.25),
+        ({"sandbox": {"wall_s": 6.0}}, 7.0, "limit: sandbox.wall_s", 0.0),
+        ({"sandbox": {"wall_s": 6.0}, "reward": {"clean_end": False}}, 7.0, "limit: sandbox.wall_s", 0.25),
     ],
 )
-def test_a_limit_truncates_and_what_was_done_is_graded(root, tmp_path, settings, reason, earned):
+def test_a_limit_truncates_and_what_was_done_is_graded(root, tmp_path, settings, thinks_s, reason, earned):
     env = acting(root, tmp_path, "endless", grader="echo 0.25\n", **settings)
     env.reset()
-    for _ in range(400):
-        time.sleep(0.05)
+    for _ in range(4):
+        time.sleep(thinks_s)
         _, reward, terminated, truncated, info = env.step("and more")
         if terminated or truncated:
             break
@@ -288,6 +295,78 @@ def test_a_harness_that_never_asks_is_an_error_of_reset(root):
     with pytest.raises(EpisodeFailedError, match=r"no request after 2 tries: .*made no call .*sorry"):
         env.reset()
     env.close()
+
+
+def test_what_is_the_same_in_every_sandbox_is_not_tried_again(root):
+    env = make(root, limits={"tokens": 1}, sandbox={"retries": 3})
+    with pytest.raises(EpisodeFailedError, match=r"no request after 1 tries: .*limit"):
+        env.reset()
+    env.close()
+
+
+def test_tasks_of_any_format_can_be_practised(root, tmp_path):
+    rows = [{"id": f"row{i}", "instruction": f"Say {i}.", "grader": "echo 1"} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = make(root, tasks=tmp_path / "rows.jsonl")
+    observation, info = env.reset(options={"task": "row2"})
+    assert (info["task"], asked(observation)) == ("row2", "Say 2.")
+    assert env.step("Two.")[1] == 1.0
+    env.close()
+    # What was written for them goes with the environment, and is written anew.
+    assert left_in(root) == []
+    assert env.reset(options={"task": "row0"})[1]["task"] == "row0"
+    env.close()
+
+
+def test_a_task_with_a_rubric_needs_a_judge(tmp_path):
+    draft = Draft("here", "t1", "Do it.", {}, rubric={"criteria": [{"id": "a", "text": "It is good."}]})
+    clawgym.write_draft(draft, tmp_path / "t1")
+    with pytest.raises(ValueError, match="judge"):
+        HarnessEnv(task=tmp_path / "t1")
+    HarnessEnv(task=tmp_path / "t1", judge={"url": "http://127.0.0.1:1/v1", "model": "none"})
+
+
+def test_settings_of_a_sandbox_are_the_same_as_words_and_as_an_object():
+    one = HarnessEnv(sandbox=SandboxConfig(backend="process"), limits={"wall_s": 7})._config.sandbox
+    other = HarnessEnv(sandbox="process", limits={"wall_s": 7})._config.sandbox
+    assert one == other
+    assert (one.wall_s, one.pool) == (7, 0)
+    assert HarnessEnv(sandbox=SandboxConfig(pool=2))._config.sandbox.pool == 2
+
+
+def test_a_closed_environment_can_be_copied_and_a_running_one_says_why_not(root):
+    env = make(root)
+    for copied in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert copied.reset(seed=1)[1]["task"] == env.reset(seed=1)[1]["task"]
+        with pytest.raises(TypeError, match="cannot be copied or pickled: close"):
+            copy.deepcopy(env)
+        copied.close()
+        env.close()
+
+
+def test_a_forked_copy_of_the_process_takes_nothing_down(root):
+    env = make(root)
+    env.reset(seed=1)
+    child = os.fork()
+    if child == 0:
+        env.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert left_in(root) != []
+    assert env.step("Done.")[2]
+    env.close()
+
+
+def test_an_environment_that_cannot_be_opened_leaves_nothing(root, monkeypatch):
+    env = make(root)
+
+    def refused(*_: object) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr("envs.gym.env.open_stage", refused)
+    with pytest.raises(OSError, match="no more"):
+        env.reset()
+    assert left_in(root) == []
 
 
 def test_a_grader_that_fails_gives_no_number(root, tmp_path):
@@ -393,8 +472,11 @@ def test_eight_copies_at_once(root):
         ({"sandbox": "no_such"}, "backend"),
         ({"tokenizer": "/no/such"}, "tokenizer: /no/such/tokenizer.json: no such file"),
         ({"task": "/no/such"}, "no such file; every task folder needs one"),
-        ({"tasks": "/no/such"}, "no such folder"),
-        ({"tasks": []}, "expected a folder of task folders, or a list of at least one Task"),
+        ({"tasks": "/no/such"}, "/no/such"),
+        ({"tasks": []}, "expected a folder or file of tasks, or a list of at least one Task"),
+        ({"tasks": 7}, "tasks: got 7, expected a folder or file of tasks"),
+        ({"task": 7}, "task: got 7, expected a task folder or a Task"),
+        ({"render_mode": "human"}, "render_mode: got 'human', expected 'ansi' or None"),
         ({"task": "a", "tasks": "b"}, "got both"),
         ({"tasck": "a"}, "tasck"),
     ],
