@@ -31,7 +31,6 @@ from actors.learner_group import LearnerGroup, LearnerRank
 from actors.proxy import Proxy
 from actors.sandbox import SandboxActor
 from actors.tree_builder import TreeBuilderActor
-from configs.learner import LearnerConfig
 from configs.schema import RunConfig
 from envs.sandbox.aio import uninterrupted
 from envs.sandbox.gc import start_time
@@ -166,7 +165,7 @@ def _at_start(version: int, start: int) -> None:
 
 def _ranks(config: RunConfig, run_dir: Path, model: Path, name: str) -> list[Any]:
     """An actor for each rank of the learner, called ``name-RANK``; those with GPUs as near to each other as can be."""
-    gpus = _gpus(config.learner)
+    gpus = config.learner.each_gpus
     count = config.learner.ranks
     options: list[dict[str, Any]] = [{} for _ in range(count)]
     if gpus and count > 1:
@@ -192,12 +191,6 @@ def _ranks(config: RunConfig, run_dir: Path, model: Path, name: str) -> list[Any
     ]
 
 
-def _gpus(config: LearnerConfig) -> float:
-    if config.gpus is not None:
-        return config.gpus
-    return 1 if config.device.startswith("cuda") else 0
-
-
 def _serve(
     config: RunConfig, run_dir: Path, model: Path, builders: Builders, board: Any, rooms: Path
 ) -> tuple[HandleProxy, HandleEngine | None]:
@@ -213,7 +206,7 @@ def _serve(
         weights=run_dir / "weights",
         board=board,
         logs=run_dir / "engine",
-        beside=_gpus(config.learner) * config.learner.ranks if config.steps else 0,
+        beside=config.learner.each_gpus * config.learner.ranks if config.steps else 0,
     )
     app = (
         cast(Any, Proxy)

@@ -24,7 +24,9 @@ class Found:
     backend: str
     """The sandbox backend."""
     sets: TaskSets | None = None
-    """The tasks of ``tasks.path``; None: those are built in."""
+    """The tasks of ``tasks.path``; None: those are built in, or absent."""
+    absent: tuple[str, ...] = ()
+    """What the settings name and this machine lacks."""
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -32,8 +34,10 @@ class Found:
         return self.sets.skipped if self.sets is not None else ()
 
 
-def check(config: RunConfig) -> Found:
+def check(config: RunConfig, dry: bool = False) -> Found:
     """Find what would stop the run, before anything starts.
+
+    With ``dry`` what this machine lacks (the model, the tasks, SGLang) is in ``Found.absent``, as if for another one.
 
     Raises:
         RunError: the harness, the assignment, the sandbox backend, the model folder or the tasks cannot be used.
@@ -61,9 +65,12 @@ def check(config: RunConfig) -> Found:
             faults.append(f"mix.{number}: {error}" if config.mix else str(error))
     if faults:
         raise RunError("\n".join(faults))
+    absent: list[str] = []
     sets = None
     try:
-        if config.tasks.path is not None:
+        if config.tasks.path is not None and not config.tasks.path.exists():
+            absent.append(f"tasks.path: {config.tasks.path}: no such file or folder")
+        elif config.tasks.path is not None:
             with tempfile.TemporaryDirectory(prefix="reins-check-") as folder:
                 sets = load_sets(config.tasks, config.eval, Path(folder), config.seed)
             tasks = [*sets.train, *sets.evaluation.get("heldout", ())]
@@ -77,7 +84,7 @@ def check(config: RunConfig) -> Found:
         try:
             interpreter(config.engine.sglang)
         except FileNotFoundError as error:
-            raise RunError(str(error)) from None
+            absent.append(str(error))
     if reason := missing_key(config.wandb):
         raise RunError(reason)
     _check_writable(config.dir)
@@ -90,9 +97,12 @@ def check(config: RunConfig) -> Found:
     model = config.model.path
     for name in ("config.json", "tokenizer_config.json") if model is not None else ():
         if not (Path(str(model)) / name).is_file():
-            raise RunError(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
+            absent.append(f"model.path: {model} has no {name}; expected a Hugging Face model folder with a tokenizer")
+            break
+    if absent and not dry:
+        raise RunError("\n".join(absent))
     backend = backend if backend != "auto" else "process" if reason else "bubblewrap"
-    return Found(backend, sets)
+    return Found(backend, sets, tuple(absent))
 
 
 def without_gpu(config: RunConfig) -> list[str]:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from algos.checks import Found, check, without_gpu
 from algos.entry import interruptible, listed, new_folder, parsed, say, typed
+from algos.forecast import forecast
 from algos.recipe import Recipe, SpaceRecipe, space_recipe
 from algos.run_folder import (
     RunError,
@@ -45,13 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     try:
         config, folder = _settings(args)
-        found = check(config)
+        found = check(config, dry=args.dry_run)
         if args.resume:
             check_checkpoints(folder)
         if args.dry_run:
             for line in found.skipped:
                 say(console, f"skipped {line}")
             say(console, plan(config, found, folder, args.resume))
+            if found.absent:
+                raise RunError("\n".join(found.absent))
             return 0
         if args.resume and is_complete(folder, config.steps):
             say(console, f"{folder} has all of its {config.steps} steps; for more: --resume {folder} steps=N")
@@ -104,6 +107,8 @@ def plan(config: RunConfig, found: Found, folder: Path, resume: Path | None = No
     if config.tasks.path is not None and not config.tasks.heldout:
         evaluation = "none: tasks.heldout=0 keeps no task of tasks.path out of training"
     tasks = f"{config.tasks.train} built-in {config.tasks.builtin} tasks"
+    if config.tasks.path is not None and found.sets is None:
+        tasks = f"{config.tasks.path}: not here"
     if found.sets is not None:
         heldout = found.sets.evaluation.get("heldout", ())
         tasks = f"{config.tasks.path}: {len(found.sets.train)} to practise on, {len(heldout)} held out"
@@ -132,6 +137,7 @@ def plan(config: RunConfig, found: Found, folder: Path, resume: Path | None = No
             f"episodes = {config.steps * per_step} episodes, staleness at most {config.async_.max_staleness}",
             f"evaluation  {evaluation}",
             *([f"checkpoints {keeps}"] if config.steps else []),
+            *forecast(config),
             f"writes to   {folder}" + (f", going on after step {before}" if resume else ""),
             *(f"careful     {setting}: no GPU is seen on this machine" for setting in without_gpu(config)),
         ]

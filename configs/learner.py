@@ -160,6 +160,13 @@ class LearnerConfig(Config):
         None, ge=0, description="GPUs that Ray sets aside for each rank; none: 1 on cuda, else 0."
     )
 
+    @property
+    def each_gpus(self) -> float:
+        """GPUs that Ray sets aside for a rank."""
+        if self.gpus is not None:
+            return self.gpus
+        return 1 if self.device.startswith("cuda") else 0
+
     @model_validator(mode="after")
     def _consistent(self) -> LearnerConfig:
         if (self.advantage == "gae") != (self.critic is not None):

@@ -181,6 +181,15 @@ class EngineConfig(Config):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Number format of the weights.")
     device: Device = Field("cpu", description="cpu, cuda or cuda:N.")
 
+    @property
+    def each_gpus(self) -> float:
+        """GPUs that Ray sets aside for a replica."""
+        if self.gpus is not None:
+            return self.gpus
+        if not self.device.startswith("cuda") or self.sglang.url is not None:
+            return 0
+        return self.sglang.tp * self.sglang.pp * self.sglang.dp if self.kind == "sglang" else 1
+
 
 class UpdateConfig(Config):
     """How engines come to new weights."""

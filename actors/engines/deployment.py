@@ -115,7 +115,7 @@ def bound(
     ``beside``: GPUs that others of the run take. Raises ``RuntimeError`` where the cluster has not so many: Ray would
     wait for them without an end.
     """
-    wanted, there = beside + config.replicas * gpus(config), ray.cluster_resources().get("GPU", 0)
+    wanted, there = beside + config.replicas * config.each_gpus, ray.cluster_resources().get("GPU", 0)
     if wanted > there:
         raise RuntimeError(
             f"learner and engines want {wanted:g} GPUs and the Ray cluster has {there:g}: use cpu as a device, fewer "
@@ -126,18 +126,9 @@ def bound(
         config = config.model_copy(update={"sglang": found})
     return (
         cast(Any, EngineServer)
-        .options(num_replicas=config.replicas, ray_actor_options={"num_cpus": 0, "num_gpus": gpus(config)})
+        .options(num_replicas=config.replicas, ray_actor_options={"num_cpus": 0, "num_gpus": config.each_gpus})
         .bind(model, config, update, weights=weights, board=board, logs=logs)
     )
-
-
-def gpus(config: EngineConfig) -> float:
-    """GPUs of one replica."""
-    if config.gpus is not None:
-        return config.gpus
-    if not config.device.startswith("cuda") or config.sglang.url is not None:
-        return 0
-    return config.sglang.tp * config.sglang.pp * config.sglang.dp if config.kind == "sglang" else 1
 
 
 def _make(

@@ -95,7 +95,7 @@ def test_every_setting_is_described_in_the_help():
 def test_all_shipped_configs_are_valid():
     others = {"sft.yaml": SftConfig, "analyse.yaml": AnalyseConfig}
     others |= dict.fromkeys(("eval.yaml", "eval_space.yaml", "harness_scaling_eval.yaml"), EvaluationConfig)
-    for path in sorted(Path(sys.modules["configs"].__path__[0]).glob("*.yaml")):
+    for path in sorted(Path(sys.modules["configs"].__path__[0]).rglob("*.yaml")):
         if path.name == "sweep.yaml":
             continue  # W&B's own; tests/configs/test_sweep.py reads it.
         assert load_as(others.get(path.name, RunConfig), path)
