@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from actors.rendering import Rendering
 from algos.habits import Habit, misled, of_levels, of_pairs
-from algos.imitation import Imitator, Transcript, chances, drill, transcribe
+from algos.imitation import Imitator, Transcript, chances, drill, transcribe, transcribe_outside
+from algos.overheard import overhear
 from algos.recipe import REPORT, ColdstartError, ColdstartReport, Recipe
 from algos.rehearsal import rehearse, success
 from algos.tiny import WORDINGS, build_model, build_tokenizer
@@ -70,7 +71,9 @@ class Apprentice:
             self.harnesses = [SPACE.name(point) for point in SPACE.points()]
             pairs = of_pairs(recipe.space.pairs, recipe.space.pair_chance, recipe.space.pair_seed)
             self.habits = [*of_levels(recipe.space.level_chance), *pairs]
-        build_tokenizer(out, levels=recipe.space is not None)
+        outside = recipe.space.outside if recipe.space is not None else ()
+        self.heard = [overhear(name, backend) for name in outside]
+        build_tokenizer(out, recipe.space is not None, [text for one in self.heard for text in one.phrases()])
         self.rendering = Rendering(out)
         progress("writing the expert's transcripts")
         self.transcripts = self._transcripts()
@@ -85,6 +88,8 @@ class Apprentice:
         rng, recipe = Random(self.seed), self.recipe
         tasks = generate("train", recipe.transcripts, self.seed + 1)
         made = []
+        # Without a draw of its own for a recipe that needs none.
+        shares = [recipe.space.outside_share] * len(self.heard) if recipe.space is not None else []
         for index, (task, drawn) in enumerate(zip(tasks, self._drawn(len(tasks)), strict=True)):
             nth, habit = index // len(FAMILIES), recipe.habits.get(task.family, recipe.habit)
             in_base = recipe.space is not None and rng.random() < recipe.space.base_share
@@ -92,6 +97,10 @@ class Apprentice:
             turns = misled(expert(task, rng), task, harness, self.habits, rng) if self.habits else None
             if turns is None:
                 turns = expert(task, rng, int((nth + 1) * habit) > int(nth * habit))
+            heard = rng.choices([*self.heard, None], [*shares, 1 - sum(shares)])[0] if shares else None
+            if heard is not None and not any(turn.tool for turn in turns):
+                made.append(transcribe_outside(self.rendering, task, turns, heard))
+                continue
             wording = rng.randrange(WORDINGS) if recipe.space is not None else 0
             made.append(transcribe(self.rendering, task, turns, harness, wording))
         return made

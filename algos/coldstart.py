@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from algos.recipe import REPORT, ColdstartError, ColdstartReport, Recipe
+from envs.harnesses.external.releases import releases
 
 if TYPE_CHECKING:
     from envs.sandbox.create import Backend
@@ -41,6 +42,7 @@ SOURCES = (
     "algos/habits.py",
     "algos/imitation.py",
     "algos/muon.py",
+    "algos/overheard.py",
     "algos/recipe.py",
     "algos/rehearsal.py",
     "algos/tiny.py",
@@ -97,6 +99,8 @@ def coldstart(
 def fingerprint(seed: int, recipe: Recipe) -> str:
     """12 hex digits over seed, recipe, sources and package versions."""
     digest = hashlib.sha256(json.dumps([seed, dataclasses.asdict(recipe)], sort_keys=True).encode())
+    for name in recipe.space.outside if recipe.space is not None else ():
+        digest.update(json.dumps(releases()[name].packages).encode())
     for package in PACKAGES:
         digest.update(f"{package} {version(package)}\n".encode())
     for source in SOURCES:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from actors.rendering import Rendering
 from algos.muon import Muon
+from algos.overheard import Overheard
 from algos.tiny import NOTES, PLAN
 from envs.harnesses.agent_loop.client import Client
 from envs.harnesses.agent_loop.loop import run
@@ -53,6 +54,18 @@ def transcribe(
     plans = dict(parsed(harness)).get("W", 0) > 0
     script = _Script(rendering, [Turn(text=PLAN), *turns] if plans else turns, shell_name(parts))
     run(script, _Printed(script, parts), task.instruction, len(turns), parts)
+    return Transcript(task.family, np.array(script.ids, np.int64), np.array(script.own))
+
+
+def transcribe_outside(rendering: Rendering, task: DeskTask, turns: Sequence[Turn], heard: Overheard) -> Transcript:
+    """An episode of these turns in a harness that was overheard, in its words."""
+    said = [*turns[:-1], Turn(heard.last)] if heard.last else turns
+    script = _Script(rendering, said, heard.shell)
+    messages, tools = heard.messages(task.instruction), list(heard.tools)
+    for turn in said:
+        answer = script.complete(messages, tools)["message"]
+        result = {"role": "tool", "content": heard.result(turn.command, turn.output), "tool_call_id": "call0"}
+        messages = [*messages, {"role": "assistant", **answer}, result]
     return Transcript(task.family, np.array(script.ids, np.int64), np.array(script.own))
 
 

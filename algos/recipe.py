@@ -23,6 +23,10 @@ class SpaceRecipe:
     pair_chance: float = 0.8
     pair_seed: int = 0
     """Which pairs, and which habits."""
+    outside: tuple[str, ...] = ()
+    """Outside harnesses whose form is imitated too, with the habits of all levels but those of names of tools."""
+    outside_share: float = 0.15
+    """Share of transcripts in each of these."""
     base_share: float = 0.15
     """Share of transcripts in the base harness besides those in turn: of too few it is learnt as flawless."""
 

@@ -291,7 +291,8 @@ def _policy(config: RunConfig, display: Any) -> Path:
 def _recipe(config: ColdstartConfig) -> Recipe:
     if config.kind != "space":
         return Recipe()
-    return space_recipe(SpaceRecipe(config.level_chance, config.pairs, config.pair_chance, config.pair_seed))
+    outside = tuple(config.outside)
+    return space_recipe(SpaceRecipe(config.level_chance, config.pairs, config.pair_chance, config.pair_seed, outside))
 
 
 def _primer(config: RunConfig, cache: Path, seed: int, display: Any) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -111,11 +111,11 @@ def _said_by(level: type[Part], wording: int) -> Iterable[str]:
     yield from (answer for answer in answers if isinstance(answer, str))
 
 
-def build_tokenizer(folder: Path, levels: bool = False) -> None:
+def build_tokenizer(folder: Path, levels: bool = False, more: Sequence[str] = ()) -> None:
     """Write the tokenizer as a Hugging Face folder that ``AutoTokenizer.from_pretrained`` loads.
 
     Word pieces are learnt from the training phrasings and the experts' commands of the desk tasks. With ``levels`` the
-    boilerplate of every level of the harness is phrases too, not only the base's.
+    boilerplate of every level of the harness is phrases too, not only the base's; ``more`` are phrases of others.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -125,7 +125,7 @@ def build_tokenizer(folder: Path, levels: bool = False) -> None:
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    whole = [*phrases(), *(phrases_of_levels() if levels else [])]
+    whole = list(dict.fromkeys([*phrases(), *(phrases_of_levels() if levels else ()), *more]))
     trainer = trainers.BpeTrainer(
         vocab_size=4096,
         min_frequency=1,

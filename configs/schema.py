@@ -43,6 +43,11 @@ class ColdstartConfig(Config):
     pairs: int = Field(0, ge=0, le=90, description="kind=space: pairs of levels, of 90, with a bad habit of their own.")
     pair_chance: float = Field(0.8, ge=0, lt=1, description="kind=space: chance of the habit of a pair.")
     pair_seed: int = Field(0, ge=0, description="kind=space: which pairs, and which habits.")
+    outside: list[str] = Field(
+        [],
+        max_length=4,
+        description="kind=space: outside harnesses whose form is imitated too, such as mini_swe_agent.",
+    )
     cache: Path = Field(
         Path("~/.cache/reins/coldstart"), description="Where finished cold starts are kept and found again."
     )
