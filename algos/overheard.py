@@ -20,13 +20,15 @@ from algos.primer import SHELLS
 from envs.gym.actions import words
 from envs.sandbox.create import Backend
 from envs.tasks import clawgym
+from envs.tasks.desk.grading import MOUNT_DIR
 
 LAST = {"mini_swe_agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 """The command that ends an episode, of harnesses that end by one; the others end on an answer without a call."""
 
 _TASK = "The task of the mark."
 _OUTPUT = "first mark\nsecond mark\n"
-_LISTEN, _KEEP_STILL = "cat heard.txt", "test -e heard.txt"
+_FILE = "heard.txt"
+_LISTEN, _KEEP_STILL = f"cat {_FILE}", f"test -e {_FILE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,15 @@ class Overheard:
 def overhear(name: str, backend: Backend = "auto") -> Overheard:
     """Run one episode in the harness with a task and an output that are marks.
 
-    Raises ValueError for a harness whose shell call takes more than a command, is not known, or is not installed.
+    Raises ValueError for a harness that is not installed, or whose prompts cannot be told beforehand: its shell call
+    takes more than a command, or its first request holds more of the task than the instruction.
     """
     if name not in SHELLS or SHELLS[name]("x").get("arguments") != {"command": "x"}:
         known = sorted(one for one in SHELLS if SHELLS[one]("x").get("arguments") == {"command": "x"})
         raise ValueError(f"coldstart.outside: got {name!r}, expected some of {known}")
     with TemporaryDirectory(prefix="reins-heard-") as folder:
-        inputs: dict[str, str | bytes] = {"heard.txt": _OUTPUT}
-        task = clawgym.write(Path(folder) / "task", "heard", _TASK, inputs, {"reward.sh": "echo 1\n"}, {})
+        inputs: dict[str, str | bytes] = {_FILE: _OUTPUT}
+        task = clawgym.write(Path(folder) / "task", "heard", _TASK, inputs, {"reward.sh": "echo 1\n"}, {}, MOUNT_DIR)
         env = gymnasium.make("Harness-v0", harness=name, task=task, sandbox=backend)
         try:
             first, _ = env.reset(seed=0)
@@ -100,6 +103,8 @@ def overhear(name: str, backend: Backend = "auto") -> Overheard:
     opening = tuple((message["role"], message["text"]) for message in first["messages"])
     if not any(_TASK in text for _, text in opening):
         raise ValueError(f"coldstart.outside: the first request of {name} does not have the task word for word")
+    if any(_FILE in text for _, text in opening):
+        raise ValueError(f"coldstart.outside: the first request of {name} tells the files of the task, as no form can")
     tools = tuple(
         {"type": "function", "function": tool | {"parameters": json.loads(tool["parameters"])}}
         for tool in first["tools"]

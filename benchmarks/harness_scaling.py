@@ -8,20 +8,19 @@
 
 What is in results/harness_scaling.json is not run again, whatever ``--runs`` holds; take it away to begin anew.
 
-Every arm has the same cold start (by seed), the same tasks and the same number of episodes. A policy is then measured
-in four rings of harnesses (configs/harness_scaling_eval.yaml): the base, the paper's 18, 18 at distance 1 from those
-and 18 further away, on tasks that are never trained. Figures are means over seeds with the seeds' standard error.
+Every arm of a table has the same cold start (by seed), the same tasks and the same number of episodes. A policy is then
+measured in four rings of harnesses (configs/harness_scaling_eval.yaml): the base, the paper's 18, 18 at distance 1 from
+those and 18 further away, and of tables g and h in a real harness besides, on tasks that are never trained. Figures are
+means over seeds with the seeds' standard error. Beside the results stands a page with their pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from algos.coldstart import coldstart
 from algos.eval_folder import scores
 from algos.recipe import SpaceRecipe, space_recipe
+from algos.reporting.comparison import Comparison, Policy, document, mean_and_error
 from algos.runlog import read_jsonl
 from algos.scores import Place
 
@@ -42,15 +43,23 @@ ROOT = Path(__file__).parents[1]
 TRAIN, EVALUATE = ROOT / "configs" / "harness_scaling.yaml", ROOT / "configs" / "harness_scaling_eval.yaml"
 RESULTS = Path(__file__).with_name("results") / "harness_scaling.json"
 RINGS = ("base", "training", "near", "far")
+OUTSIDE = "mini_swe_agent"
+"""A real harness that fits the tiny policy: its prompts are short, and no request is made beside the main ones."""
+OUTSIDE_RING = {
+    "name": OUTSIDE,
+    "harnesses": [{"name": OUTSIDE, "max_turns": 8}],
+    "tasks": ["outside"],
+}
 
 SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
 """The paper's single configurations, the base first."""
-LEVELS, PAIRS = "levels", "pairs"
+LEVELS, PAIRS, HEARD = "levels", "pairs", "heard"
 COLD = {
     LEVELS: SpaceRecipe(level_chance=0.35),
     PAIRS: SpaceRecipe(level_chance=0.1, pairs=12, pair_chance=0.6),
+    HEARD: SpaceRecipe(level_chance=0.35, outside=(OUTSIDE,)),
 }
-"""Cold starts: habits of single levels, and habits that need two levels together."""
+"""Cold starts: habits of single levels, habits that need two levels together, and the first in a real harness too."""
 UNMEASURED = ("eval.every=0", "eval.tasks=1", "eval.sampled=false")
 """Evaluations of the run itself are left out: the rings are measured afterwards."""
 PPO = (
@@ -81,6 +90,8 @@ def assigned(kind: str, k: int, *more: str) -> tuple[str, ...]:
     return (f"assignment={{kind: {kind}, k: {k}}}", *more)
 
 
+SHORT = "steps=12"
+"""Of table h: an episode in the real harness costs ten of those of the transparent loop."""
 PAPER18 = Arm("levels-paper18", LEVELS)
 OF_PAIRS = Arm("pairs-paper18", PAIRS)
 ARMS = {
@@ -113,6 +124,21 @@ ARMS = {
     ),
     "e": ("Each single configuration against the set", (*(single(name, LEVELS) for name in SINGLE), PAPER18)),
     "f": ("GRPO and PPO", (PAPER18, Arm("levels-ppo-paper18", LEVELS, PPO))),
+    "g": (
+        f"Transfer to {OUTSIDE}, where no arm was trained",
+        (single(SINGLE[0], HEARD), Arm("heard-paper18", HEARD)),
+    ),
+    "h": (
+        f"White-box and black-box training, 12 steps: the designed set, and {OUTSIDE}",
+        (
+            Arm("heard-white", HEARD, (SHORT,)),
+            Arm(
+                "heard-black",
+                HEARD,
+                (SHORT, "space=null", f"harness={{name: {OUTSIDE}, max_turns: 8}}", "assignment={kind: all}"),
+            ),
+        ),
+    ),
 }
 """Tables by letter: title and arms."""
 
@@ -147,6 +173,7 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
     command = "python benchmarks/harness_scaling.py"
     RESULTS.write_text(json.dumps({"command": command, "machine": machine} | result | {"arms": found}, indent=1) + "\n")
+    RESULTS.with_suffix(".html").write_text(page(found), encoding="utf-8")
     print(json.dumps(result))
 
 
@@ -157,12 +184,25 @@ def done(arm: Arm, seed: int, runs: Path) -> None:
     run = trained(arm, seed, folder)
     evaluation = begun(folder / "eval")
     if evaluation is None:
-        module("algos.eval", str(EVALUATE), f"model.path={run}", f"dir={folder / 'eval'}", f"seed={seed}")
+        own = (f"model.path={run}", f"dir={folder / 'eval'}", f"seed={seed}")
+        module("algos.eval", str(EVALUATE), *own, *measurements(arm))
         evaluation = begun(folder / "eval")
     else:
         module("algos.eval", "--resume", str(evaluation))
     assert evaluation is not None
-    (folder / "done.json").write_text(json.dumps(summary(run, evaluation)) + "\n")
+    (folder / "done.json").write_text(json.dumps(summary(arm, run, evaluation)) + "\n")
+
+
+def rings(arm: Arm) -> tuple[str, ...]:
+    return (*RINGS, OUTSIDE) if arm.cold == HEARD else RINGS
+
+
+def measurements(arm: Arm) -> list[str]:
+    """Settings of the evaluation besides its file's."""
+    if OUTSIDE not in rings(arm):
+        return []
+    every = [*yaml.safe_load(EVALUATE.read_text())["rings"], OUTSIDE_RING]
+    return [f"rings={json.dumps(every)}", "tasks.outside={builtin: desk, split: heldout, limit: 48}"]
 
 
 def trained(arm: Arm, seed: int, folder: Path) -> Path:
@@ -204,11 +244,11 @@ def module(name: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", name, *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
 
 
-def summary(run: Path, evaluation: Path) -> dict[str, Any]:
+def summary(arm: Arm, run: Path, evaluation: Path) -> dict[str, Any]:
     """Pass@1 by ring, and the course of training."""
     found = scores(evaluation)
     rows = read_jsonl(run / "metrics.jsonl")
-    passed = {ring: found.score(Place(ring)).pass_1 for ring in RINGS}
+    passed = {ring: found.score(Place(ring)).pass_1 for ring in rings(arm)}
     return {
         "pass_1": {ring: figure.value for ring, figure in passed.items()},
         "episodes": sum(row.get("episodes/completed", 0) + row.get("episodes/truncated", 0) for row in rows),
@@ -228,20 +268,20 @@ def measured(arm: Arm, runs: Path, known: dict[str, Any]) -> dict[str, Any]:
     return {"settings": settings, "seeds": seeds}
 
 
-def figure(arm: dict[str, Any], ring: str) -> tuple[float, float] | None:
-    """Mean and standard error over the seeds of an arm; None without a seed."""
-    values = [one["pass_1"][ring] for one in arm["seeds"].values()]
-    if not values:
-        return None
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.mean(values), error
+def values(arm: dict[str, Any], ring: str) -> list[float]:
+    """One for each seed."""
+    return [one["pass_1"][ring] for one in arm["seeds"].values() if ring in one["pass_1"]]
+
+
+def columns(table: str) -> list[str]:
+    return list(dict.fromkeys(ring for arm in ARMS[table][1] for ring in rings(arm)))
 
 
 def claims(found: dict[str, Any]) -> dict[str, Any]:
     """How many seeds each arm has, and its means by ring."""
     said: dict[str, Any] = {"seeds": {name: len(arm["seeds"]) for name, arm in found.items()}}
     for name, arm in found.items():
-        means = {ring: figure(arm, ring) for ring in RINGS}
+        means = {ring: mean_and_error(values(arm, ring)) for ring in (*RINGS, OUTSIDE)}
         said[name] = {ring: round(value[0], 4) for ring, value in means.items() if value}
     return said
 
@@ -249,13 +289,36 @@ def claims(found: dict[str, Any]) -> dict[str, Any]:
 def show(table: str, found: dict[str, Any]) -> None:
     title, arms = ARMS[table]
     made = Table(title=f"({table}) {title}", title_justify="left")
-    for name in ("trained in", *RINGS, "seeds"):
+    for name in ("trained in", *columns(table), "seeds"):
         made.add_column(name, justify="left" if name == "trained in" else "right")
     for arm in arms:
-        cells = [figure(found[arm.name], ring) for ring in RINGS]
+        cells = [mean_and_error(values(found[arm.name], ring)) for ring in columns(table)]
         texts = ["-" if cell is None else f"{cell[0]:.3f} ± {cell[1]:.3f}" for cell in cells]
         made.add_row(arm.name, *texts, str(len(found[arm.name]["seeds"])))
     Console(stderr=True).print(made)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The tables of which something has ended, with pictures."""
+    compared = []
+    for table, (title, arms) in ARMS.items():
+        ran = [arm for arm in arms if found[arm.name]["seeds"]]
+        policies = [
+            Policy(
+                arm.name,
+                {ring: values(found[arm.name], ring) for ring in columns(table)},
+                [one["train_reward"] for one in found[arm.name]["seeds"].values()],
+            )
+            for arm in ran
+        ]
+        if policies:
+            compared.append(Comparison(f"({table}) {title}", columns(table), policies))
+    about = (
+        "Pass@1 of a tiny policy on tasks that are never trained, one sampled episode each, by the harnesses that it "
+        "is measured in. Bars are means over seeds, whiskers standard errors, points the seeds. Made by "
+        "benchmarks/harness_scaling.py."
+    )
+    return document("Harness scaling in small", about, compared)
 
 
 def smoke(folder: Path) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def own(transcript: Transcript) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 
 
-@pytest.mark.parametrize("name", ["mini_swe_agent", "qwen_code"])
-def test_transcripts_are_what_the_proxy_holds_of_the_same_episode(name, tmp_path, short_folder):
+def test_transcripts_are_what_the_proxy_holds_of_the_same_episode(tmp_path, short_folder):
+    name = "mini_swe_agent"
     needed(name)
     heard = overhear(name)
     assert heard.last == LAST.get(name, "")
@@ -70,6 +70,12 @@ def test_transcripts_are_what_the_proxy_holds_of_the_same_episode(name, tmp_path
         env.close()
         assert (over, reward) == (True, 1.0), task.instruction
     assert max(lengths) < 1000
+
+
+def test_a_harness_that_tells_the_files_of_the_task_is_refused():
+    needed("qwen_code")
+    with pytest.raises(ValueError, match="the first request of qwen_code tells the files"):
+        overhear("qwen_code")
 
 
 def test_a_harness_that_cannot_be_overheard_is_told():
