@@ -2,6 +2,7 @@
 
     python benchmarks/harness_scaling.py                      all tables, three seeds: hours; goes on where it stopped
     python benchmarks/harness_scaling.py --tables a e         some of the tables
+    python benchmarks/harness_scaling.py --arms weak-paper18  some of their arms
     python benchmarks/harness_scaling.py --runs runs/scaling  where runs and evaluations are kept, and found again
     python benchmarks/harness_scaling.py --report             no runs: the tables of what has ended
     python benchmarks/harness_scaling.py --smoke              one step of an untrained policy: the machinery only
@@ -53,13 +54,14 @@ OUTSIDE_RING = {
 
 SINGLE = ("S0T0O0C0W0", "S1T1O1C2W2", "S2T1O2C1W0", "S2T2O1C0W1")
 """The paper's single configurations, the base first."""
-LEVELS, PAIRS, HEARD = "levels", "pairs", "heard"
+LEVELS, WEAK, PAIRS, HEARD = "levels", "weak", "pairs", "heard"
 COLD = {
-    LEVELS: SpaceRecipe(level_chance=0.35),
+    LEVELS: SpaceRecipe(level_chance=0.5),
+    WEAK: SpaceRecipe(level_chance=0.35),
     PAIRS: SpaceRecipe(level_chance=0.1, pairs=12, pair_chance=0.6),
-    HEARD: SpaceRecipe(level_chance=0.35, outside=(OUTSIDE,)),
+    HEARD: SpaceRecipe(level_chance=0.5, outside=(OUTSIDE,)),
 }
-"""Cold starts: habits of single levels, habits that need two levels together, and the first in a real harness too."""
+"""Cold starts: habits of single levels, weaker ones, those of two levels together; the first in a real harness too."""
 UNMEASURED = ("eval.every=0", "eval.tasks=1", "eval.sampled=false")
 """Evaluations of the run itself are left out: the rings are measured afterwards."""
 PPO = (
@@ -95,7 +97,10 @@ SHORT = "steps=12"
 PAPER18 = Arm("levels-paper18", LEVELS)
 OF_PAIRS = Arm("pairs-paper18", PAIRS)
 ARMS = {
-    "a": ("One harness against the designed set", (single(SINGLE[0], LEVELS), PAPER18)),
+    "a": (
+        "One harness against the designed set; habits of levels, and weaker ones",
+        (single(SINGLE[0], LEVELS), PAPER18, single(SINGLE[0], WEAK), Arm("weak-paper18", WEAK)),
+    ),
     "b": (
         "The designed set against random and all harnesses; habits of pairs",
         (
@@ -146,6 +151,7 @@ ARMS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", choices=sorted(ARMS), default=sorted(ARMS), help="default: all")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="default: all of the tables; --report tells them")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", default=Path("runs/harness_scaling"), help="default %(default)s"
@@ -158,11 +164,13 @@ def main() -> None:
             print(json.dumps({"benchmark": "harness_scaling", "smoke": True} | smoke(Path(folder))))
         return
     arms = {arm.name: arm for table in args.tables for arm in ARMS[table][1]}
+    if unknown := sorted(set(args.arms or ()) - set(arms)):
+        parser.error(f"--arms: got {unknown}, expected some of {sorted(arms)}")
     known = json.loads(RESULTS.read_text())["arms"] if RESULTS.is_file() else {}
     if not args.report:
         # Seeds outermost: after each of them the tables are whole, with fewer seeds.
         for seed in args.seeds:
-            for arm in arms.values():
+            for arm in (arms[name] for name in args.arms or arms):
                 if str(seed) not in measured(arm, args.runs, known)["seeds"]:
                     done(arm, seed, args.runs)
     every = {arm.name: arm for _, some in ARMS.values() for arm in some}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.harnesses.external.releases import missing, releases
 from envs.sandbox.create import unavailable
 
 
@@ -15,6 +16,14 @@ def require_docker() -> None:
     """``require`` a Docker engine that answers, and the image."""
     fault = unavailable("docker")
     require(not fault, fault)
+
+
+def require_harness(name: str) -> None:
+    """``require`` an installed harness, what it needs itself, and bubblewrap."""
+    known = releases()
+    for part in (*known[name].needs, name):
+        require(not missing(known[part]), f"python -m envs.harnesses install {name}")
+    require(not unavailable(), f"apt-get install bubblewrap ({unavailable()})")
 
 
 def cold_policy() -> Path:

@@ -10,30 +10,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib import resources
 from xml.etree.ElementTree import Element
 
 from algos.reporting import axes
 from algos.reporting.charts import COLOURS, Line, Look, lines, swatch
 from algos.reporting.groups import Curve
-from algos.reporting.markup import html, tag
+from algos.reporting.markup import tag
 from algos.reporting.numbers import percent
+from algos.reporting.sheet import sheet
 from algos.reporting.tables import table
-from trees.viewer.page import asset, content_policy
 
 _FRAME = axes.Frame(760.0, 250.0)
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +52,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float] | None:
 
 def document(heading: str, about: str, compared: Sequence[Comparison]) -> str:
     """The page. It loads nothing and has no script."""
-    own = (resources.files("algos.reporting") / "page" / "report.css").read_text(encoding="utf-8")
-    style = asset("colours.css") + own
-    head = _HEAD.format(policy=escape(content_policy(style, "")), title=escape(heading), style=style)
-    sections = [_section(one) for one in compared]
-    return head + html(tag("body", tag("main", tag("header", tag("h1", heading), tag("p", about)), sections))) + "\n"
+    head = tag("header", tag("h1", heading), tag("p", about))
+    return sheet(heading, tag("body", tag("main", head, [_section(one) for one in compared])))
 
 
 def _section(compared: Comparison) -> Element:

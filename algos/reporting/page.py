@@ -1,14 +1,8 @@
-"""The report as one document.
-
-Invariant: it loads nothing and runs no script but its own, which its policy names by digest; it is the same page with
-and without a network.
-"""
+"""The report as one document."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
-from importlib import resources
 from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
@@ -16,44 +10,23 @@ from xml.etree.ElementTree import Element
 from algos.reporting import panels, tables
 from algos.reporting.examples import Example
 from algos.reporting.groups import Group
-from algos.reporting.markup import Child, html, tag
+from algos.reporting.markup import Child, tag
 from algos.reporting.numbers import figure
 from algos.reporting.panels import Panel, Stack
 from algos.reporting.settings import settings
+from algos.reporting.sheet import sheet
 from algos.reporting.words import said
-from trees.viewer.page import asset, content_policy
-
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-"""
 
 
 def document(
     groups: Sequence[Group], examples: Sequence[Example], trees: str, notes: Sequence[str], defaults: dict[str, Any]
 ) -> str:
     """The whole page. ``trees``: the file with the trees of the examples, beside it; ``defaults``: settings, flat."""
-    style = asset("colours.css") + _own("report.css")
-    script = '"use strict";\n(() => {\n' + _own("report.js") + "})();\n"
     heading = _heading(groups)
-    head = _HEAD.format(policy=escape(content_policy(style, script)), title=escape(f"{heading}: report"), style=style)
     legend = tag("nav", [tables.named(group, True) for group in groups]) if len(groups) > 1 else None
     main = tag("main", legend, _top(groups, heading, notes), *_sections(groups, examples, trees, defaults))
     body = tag("body", main, tag("div", id="tip", hidden="hidden"))
-    # The script stands outside of the elements, where nothing is escaped.
-    return head + html(body).removesuffix("</body>") + f"<script>{script}</script>\n</body>\n</html>\n"
-
-
-def _own(name: str) -> str:
-    return (resources.files("algos.reporting") / "page" / name).read_text(encoding="utf-8")
+    return sheet(f"{heading}: report", body, "report.js")
 
 
 def _heading(groups: Sequence[Group]) -> str:

@@ -6,27 +6,18 @@ import gymnasium
 import pytest
 from dialects import DIALECTS
 from gymnasium.utils.env_checker import check_env
-from needs import require
+from needs import require_harness
 
 import envs  # noqa: F401
 from envs.gym.actions import words
-from envs.harnesses.external.releases import missing, releases
-from envs.sandbox.create import unavailable
 from envs.tasks import clawgym
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(900)]
 
 
-def needed(name: str) -> None:
-    known = releases()
-    for part in (*known[name].needs, name):
-        require(not missing(known[part]), f"python -m envs.harnesses install {name}")
-    require(not unavailable(), f"apt-get install bubblewrap ({unavailable()})")
-
-
 @pytest.mark.parametrize("name", ["claude_code", "codex", "gemini_cli"])
 def test_gymnasiums_own_checker_has_nothing_to_say(name, short_folder, recwarn):
-    needed(name)
+    require_harness(name)
     env = gymnasium.make("Harness-v0", harness=name, sandbox={"root": short_folder})
     check_env(env.unwrapped)
     assert [str(warning.message) for warning in recwarn] == []
@@ -36,7 +27,7 @@ def test_gymnasiums_own_checker_has_nothing_to_say(name, short_folder, recwarn):
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_an_agent_of_one_s_own_does_a_task_in_it(name, short_folder):
-    needed(name)
+    require_harness(name)
     dialect = DIALECTS[name]
     grader = {"reward.sh": "grep -q BETA answer.txt && echo 1 || echo 0\n"}
     instruction = "Write BETA to answer.txt, and say that it is done."

@@ -7,25 +7,16 @@ from random import Random
 import gymnasium
 import numpy as np
 import pytest
-from needs import require
+from needs import require_harness
 
 import envs  # noqa: F401
 from actors.rendering import Rendering
 from algos.imitation import Transcript, transcribe_outside
 from algos.overheard import LAST, overhear
 from algos.tiny import build_tokenizer
-from envs.harnesses.external.releases import missing, releases
-from envs.sandbox.create import unavailable
 from envs.tasks.desk import FAMILIES, expert, generate, write
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(900)]
-
-
-def needed(name: str) -> None:
-    known = releases()
-    for part in (*known[name].needs, name):
-        require(not missing(known[part]), f"python -m envs.harnesses install {name}")
-    require(not unavailable(), f"apt-get install bubblewrap ({unavailable()})")
 
 
 def own(transcript: Transcript) -> list[tuple[int, int]]:
@@ -36,7 +27,7 @@ def own(transcript: Transcript) -> list[tuple[int, int]]:
 
 def test_transcripts_are_what_the_proxy_holds_of_the_same_episode(tmp_path, short_folder):
     name = "mini_swe_agent"
-    needed(name)
+    require_harness(name)
     heard = overhear(name)
     assert heard.last == LAST.get(name, "")
     plain, own_words = tmp_path / "plain", tmp_path / "words"
@@ -73,7 +64,7 @@ def test_transcripts_are_what_the_proxy_holds_of_the_same_episode(tmp_path, shor
 
 
 def test_a_harness_that_tells_the_files_of_the_task_is_refused():
-    needed("qwen_code")
+    require_harness("qwen_code")
     with pytest.raises(ValueError, match="the first request of qwen_code tells the files"):
         overhear("qwen_code")
 
