@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def test_the_same_environment_lives_in_an_actor(env):
     with gymnasium.make("Harness-v0") as here:
         same, told = here.unwrapped.reset(seed=1)
     assert (seen["messages"], info) == (same["messages"], told)
+    # Workers fork for every command; with gRPC's handlers for that a child hung now and then, and its worker with it.
+    assert ray.get(ray.remote(lambda: os.environ["GRPC_ENABLE_FORK_SUPPORT"]).remote()) == "0"
     look = words("I look.", [("execute_bash", {"command": "echo seen"})])
     assert env.step(look)[0]["messages"][-1]["text"].startswith("seen")
     *_, terminated, _, info = env.step("Done.")
