@@ -39,9 +39,6 @@ APP = "reins"
 _PREFIX = "reins-"
 _OWNER = "owner"
 _T = TypeVar("_T")
-NO_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""For workers, which start many processes, each by fork and exec. gRPC's handlers are for a fork that no exec follows:
-they start threads in the child, which now and then wait there for ever, and the worker with them for the exec."""
 _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception)\b.*:")
 
 
@@ -104,13 +101,13 @@ def connect() -> None:
     # On a slow or busy machine a node takes longer than the 30 s that Ray gives it.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.update(NO_FORK_HANDLERS)
-    # A cluster of one's own inherits the variables; the workers of another one are told them.
-    told = {"env_vars": NO_FORK_HANDLERS} if "RAY_ADDRESS" in os.environ else None
+    # Workers inherit it. uvloop forks with Python's handlers for a child that goes on as Python. One of them takes a
+    # lock that another thread may have held at the fork: now and then a child waited for ever, and the worker for it.
+    os.environ.setdefault("RAY_USE_UVLOOP", "0")
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, runtime_env=told)
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises that very class
         raise StartError(f"Ray could not be started: {' '.join(str(error).split())}") from error
 

@@ -58,14 +58,3 @@ def test_a_ray_that_does_not_start_is_told_in_one_line(monkeypatch):
     with pytest.raises(start.StartError) as told:
         start.connect()
     assert str(told.value) == ("Ray could not be started: The current node timed out during startup. Look at the logs.")
-
-
-@pytest.mark.parametrize("joined", [True, False])
-def test_the_workers_of_another_cluster_are_told_to_leave_forks_alone(monkeypatch, joined):
-    asked = []
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    monkeypatch.setattr(os, "environ", kept | ({"RAY_ADDRESS": "127.0.0.1:1"} if joined else {}))
-    monkeypatch.setattr(start.ray, "init", lambda runtime_env, **_: asked.append(runtime_env))
-    start.connect()
-    assert asked == [{"env_vars": {"GRPC_ENABLE_FORK_SUPPORT": "0"}} if joined else None]
-    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
