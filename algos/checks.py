@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from algos.recipe import ColdstartError
 from algos.run_folder import RunError
 from configs.schema import RunConfig
 
@@ -85,6 +86,14 @@ def check(config: RunConfig, dry: bool = False) -> Found:
             interpreter(config.engine.sglang)
         except FileNotFoundError as error:
             absent.append(str(error))
+    if config.model.path is None and config.coldstart.outside:
+        # Only here: the import takes seconds.
+        from algos.overheard import check_outside
+
+        try:
+            check_outside(config.coldstart.outside)
+        except ColdstartError as error:
+            raise RunError(str(error)) from None
     if reason := missing_key(config.wandb):
         raise RunError(reason)
     _check_writable(config.dir)

@@ -100,7 +100,8 @@ def fingerprint(seed: int, recipe: Recipe) -> str:
     """12 hex digits over seed, recipe, sources and package versions."""
     digest = hashlib.sha256(json.dumps([seed, dataclasses.asdict(recipe)], sort_keys=True).encode())
     for name in recipe.space.outside if recipe.space is not None else ():
-        digest.update(json.dumps(releases()[name].packages).encode())
+        release = releases().get(name)
+        digest.update(json.dumps(release.packages if release else None).encode())
     for package in PACKAGES:
         digest.update(f"{package} {version(package)}\n".encode())
     for source in SOURCES:

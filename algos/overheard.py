@@ -17,7 +17,10 @@ import gymnasium
 
 import envs  # noqa: F401 - registers Harness-v0
 from algos.primer import SHELLS
+from algos.recipe import ColdstartError
 from envs.gym.actions import words
+from envs.gym.env import EpisodeFailedError
+from envs.harnesses.external.releases import missing, releases
 from envs.sandbox.create import Backend
 from envs.tasks import clawgym
 from envs.tasks.desk.grading import MOUNT_DIR
@@ -80,15 +83,26 @@ class Overheard:
         return [line for line in dict.fromkeys(found) if len(line) > 1]
 
 
+def check_outside(names: Sequence[str]) -> None:
+    """Raise ColdstartError for a harness that is not installed, or whose shell call takes more than a command."""
+    fit = sorted(one for one in SHELLS if one in releases() and SHELLS[one]("x").get("arguments") == {"command": "x"})
+    for name in names:
+        if name not in fit:
+            raise ColdstartError(f"coldstart.outside: got {name!r}, expected some of {', '.join(fit)}")
+        known = releases()
+        if lacking := [part for part in (*known[name].needs, name) if missing(known[part])]:
+            raise ColdstartError(
+                f"coldstart.outside: {' and '.join(lacking)} not installed: python -m envs.harnesses install {name}"
+            )
+
+
 def overhear(name: str, backend: Backend = "auto") -> Overheard:
     """Run one episode in the harness with a task and an output that are marks.
 
-    Raises ValueError for a harness that is not installed, or whose prompts cannot be told beforehand: its shell call
-    takes more than a command, or its first request holds more of the task than the instruction.
+    Raises ColdstartError for a harness that is not installed, or whose prompts cannot be told beforehand: its shell
+    call takes more than a command, or its first request holds more of the task than the instruction.
     """
-    if name not in SHELLS or SHELLS[name]("x").get("arguments") != {"command": "x"}:
-        known = sorted(one for one in SHELLS if SHELLS[one]("x").get("arguments") == {"command": "x"})
-        raise ValueError(f"coldstart.outside: got {name!r}, expected some of {known}")
+    check_outside([name])
     with TemporaryDirectory(prefix="reins-heard-") as folder:
         inputs: dict[str, str | bytes] = {_FILE: _OUTPUT}
         task = clawgym.write(Path(folder) / "task", "heard", _TASK, inputs, {"reward.sh": "echo 1\n"}, {}, MOUNT_DIR)
@@ -97,21 +111,25 @@ def overhear(name: str, backend: Backend = "auto") -> Overheard:
             first, _ = env.reset(seed=0)
             shell = str(SHELLS[name]("")["name"])
             results = [env.step(words("", [(shell, {"command": text})]))[0] for text in (_LISTEN, _KEEP_STILL)]
+        except EpisodeFailedError as error:
+            raise ColdstartError(f"coldstart.outside: {error}") from error
         finally:
             env.close()
     printed, silent = (_last(observation["messages"]) for observation in results)
     opening = tuple((message["role"], message["text"]) for message in first["messages"])
     if not any(_TASK in text for _, text in opening):
-        raise ValueError(f"coldstart.outside: the first request of {name} does not have the task word for word")
+        raise ColdstartError(f"coldstart.outside: the first request of {name} does not have the task word for word")
     if any(_FILE in text for _, text in opening):
-        raise ValueError(f"coldstart.outside: the first request of {name} tells the files of the task, as no form can")
+        raise ColdstartError(
+            f"coldstart.outside: the first request of {name} tells the files of the task, as no form can"
+        )
     tools = tuple(
         {"type": "function", "function": tool | {"parameters": json.loads(tool["parameters"])}}
         for tool in first["tools"]
     )
     heard = Overheard(name, opening, tools, printed, silent)
     if heard.result(_LISTEN, _OUTPUT) != printed or heard.result(_LISTEN, "x\n") == printed:
-        raise ValueError(f"coldstart.outside: {name} does not show what a command prints word for word")
+        raise ColdstartError(f"coldstart.outside: {name} does not show what a command prints word for word")
     return heard
 
 

@@ -12,7 +12,7 @@ What is in results/harness_scaling.json is not run again, whatever ``--runs`` ho
 Every arm of a table has the same cold start (by seed), the same tasks and the same number of episodes. A policy is then
 measured in four rings of harnesses (configs/harness_scaling_eval.yaml): the base, the paper's 18, 18 at distance 1 from
 those and 18 further away, and of tables g and h in a real harness besides, on tasks that are never trained. Figures are
-means over seeds with the seeds' standard error. Beside the results stands a page with their pictures.
+means over seeds with the seeds' standard error. Tables and pictures are a page in the folder of the runs.
 """
 
 from __future__ import annotations
@@ -181,7 +181,10 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
     command = "python benchmarks/harness_scaling.py"
     RESULTS.write_text(json.dumps({"command": command, "machine": machine} | result | {"arms": found}, indent=1) + "\n")
-    RESULTS.with_suffix(".html").write_text(page(found), encoding="utf-8")
+    args.runs.mkdir(parents=True, exist_ok=True)
+    report = args.runs / "harness_scaling.html"
+    report.write_text(page(found), encoding="utf-8")
+    print(f"tables and pictures: {report}", file=sys.stderr)
     print(json.dumps(result))
 
 
