@@ -84,54 +84,56 @@ class Arm:
     settings: tuple[str, ...] = ()
 
 
-def single(harness: str, cold: str) -> Arm:
-    return Arm(f"{cold}-single-{harness}", cold, ("space=null", f"harness.levels={harness}", "assignment={kind: all}"))
+def single(harness: str, cold: str, *more: str) -> Arm:
+    settings = ("space=null", f"harness.levels={harness}", "assignment={kind: all}", *more)
+    return Arm(f"{cold}-single-{harness}", cold, settings)
 
 
-def assigned(kind: str, k: int, *more: str) -> tuple[str, ...]:
-    return (f"assignment={{kind: {kind}, k: {k}}}", *more)
+def assigned(kind: str, k: int) -> str:
+    return f"assignment={{kind: {kind}, k: {k}}}"
 
 
-SHORT = "steps=12"
-"""Of table h: an episode in the real harness costs ten of those of the transparent loop."""
+BRIEF, SHORT = "steps=24", "steps=12"
+"""Where sets are compared, before all of them are near 1; and of table h: an episode in the real harness costs ten of
+those of the transparent loop."""
 PAPER18 = Arm("levels-paper18", LEVELS)
-OF_PAIRS = Arm("pairs-paper18", PAIRS)
+OF_PAIRS = Arm("pairs-paper18", PAIRS, (BRIEF,))
 ARMS = {
     "a": (
         "One harness against the designed set; habits of levels, and weaker ones",
         (single(SINGLE[0], LEVELS), PAPER18, single(SINGLE[0], WEAK), Arm("weak-paper18", WEAK)),
     ),
     "b": (
-        "The designed set against random and all harnesses; habits of pairs",
+        "The designed set against random and all harnesses; habits of pairs, 24 steps",
         (
-            single(SINGLE[0], PAIRS),
+            single(SINGLE[0], PAIRS, BRIEF),
             OF_PAIRS,
-            Arm("pairs-random18", PAIRS, ("space={set: random, size: 18}",)),
-            Arm("pairs-all243", PAIRS, ("space={set: all}",)),
+            Arm("pairs-random18", PAIRS, (BRIEF, "space={set: random, size: 18}")),
+            Arm("pairs-all243", PAIRS, (BRIEF, "space={set: all}")),
         ),
     ),
     "c": (
-        "Locality against random assignment and one factor; habits of pairs",
+        "Locality against random assignment and one factor; habits of pairs, 24 steps",
         (
             OF_PAIRS,
-            Arm("pairs-assigned-random", PAIRS, assigned("random", 2)),
-            Arm("pairs-assigned-one-factor", PAIRS, assigned("one_factor", 2)),
+            Arm("pairs-assigned-random", PAIRS, (BRIEF, assigned("random", 2))),
+            Arm("pairs-assigned-one-factor", PAIRS, (BRIEF, assigned("one_factor", 2))),
         ),
     ),
     "d": (
-        "Harnesses of a task: 1, the same one twice, 2, 4; habits of pairs",
+        "Harnesses of a task: 1, the same one twice, 2, 4; habits of pairs, 24 steps",
         (
-            Arm("pairs-k1", PAIRS, ("assignment={kind: single}",)),
-            Arm("pairs-repeat2", PAIRS, assigned("repeat", 2)),
+            Arm("pairs-k1", PAIRS, (BRIEF, "assignment={kind: single}")),
+            Arm("pairs-repeat2", PAIRS, (BRIEF, assigned("repeat", 2))),
             OF_PAIRS,
-            Arm("pairs-k4", PAIRS, assigned("locality", 4)),
+            Arm("pairs-k4", PAIRS, (BRIEF, assigned("locality", 4))),
         ),
     ),
     "e": ("Each single configuration against the set", (*(single(name, LEVELS) for name in SINGLE), PAPER18)),
     "f": ("GRPO and PPO", (PAPER18, Arm("levels-ppo-paper18", LEVELS, PPO))),
     "g": (
-        f"Transfer to {OUTSIDE}, where no arm was trained",
-        (single(SINGLE[0], HEARD), Arm("heard-paper18", HEARD)),
+        f"Transfer to {OUTSIDE}, where no arm was trained; 24 steps",
+        (single(SINGLE[0], HEARD, BRIEF), Arm("heard-paper18", HEARD, (BRIEF,))),
     ),
     "h": (
         f"White-box and black-box training, 12 steps: the designed set, and {OUTSIDE}",
