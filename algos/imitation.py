@@ -145,6 +145,19 @@ def padded(batch: Sequence[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(ids), torch.from_numpy(own)
 
 
+def alike(batch: Sequence[Transcript]) -> list[list[Transcript]]:
+    """Groups of which no row is twice as long as another, so that little is padding; the batch's order within each."""
+    groups: list[list[Transcript]] = []
+    bounds: list[int] = []
+    for length in sorted({len(each.ids) for each in batch}, reverse=True):
+        if not bounds or 2 * length <= bounds[-1]:
+            bounds.append(length)
+    for nth, longest in enumerate(bounds):
+        shortest = bounds[nth + 1] if nth + 1 < len(bounds) else 0
+        groups.append([each for each in batch if shortest < len(each.ids) <= longest])
+    return groups
+
+
 def token_losses(model: PreTrainedModel, ids_BT: torch.Tensor) -> torch.Tensor:
     """Cross-entropy in nats of each token after the first given those before it, [B, T - 1].
 
@@ -187,18 +200,28 @@ class Imitator:
             (adam_lr, torch.optim.AdamW(self._others, adam_lr, betas=(0.9, 0.95), weight_decay=0.0)),
         )
 
+    def backward(self, batch: Sequence[Transcript]) -> float:
+        """Add the gradient of the weighted mean loss; returns the mean loss of the policy's own tokens."""
+        groups = []
+        for rows in alike(batch):
+            ids, own = padded(rows)
+            real = torch.tensor([len(each.ids) for each in rows])[:, None] > torch.arange(1, ids.shape[1])
+            groups.append((ids, own[:, 1:], torch.where(own[:, 1:], 1.0, self.prompt_weight) * real))
+        total = sum(weights.sum() for _, _, weights in groups)
+        loss = 0.0
+        for ids, mine, weights in groups:
+            losses = token_losses(self.model, ids)
+            ((losses * weights).sum() / total).backward()
+            loss += float((losses.detach() * mine).sum())
+        return loss / sum(int(mine.sum()) for _, mine, _ in groups)
+
     def step(self, batch: Sequence[Transcript], scale: float) -> float:
         """One update at ``scale`` times the learning rates; the mean loss of the policy's own tokens."""
-        ids, own = padded(batch)
-        real = torch.tensor([len(each.ids) for each in batch])[:, None] > torch.arange(1, ids.shape[1])
-        losses = token_losses(self.model, ids)
-        weights = torch.where(own[:, 1:], 1.0, self.prompt_weight) * real
-        ((losses * weights).sum() / weights.sum()).backward()
+        loss = self.backward(batch)
         torch.nn.utils.clip_grad_norm_(self._others, 1.0)
         for lr, optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        mine = own[:, 1:]
-        return float((losses.detach() * mine).sum() / mine.sum())
+        return loss

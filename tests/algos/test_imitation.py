@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.rendering import Rendering
-from algos.imitation import SLOTS, Imitator, chances, drill, padded, token_losses, transcribe
+from algos.imitation import SLOTS, Imitator, Transcript, alike, chances, drill, padded, token_losses, transcribe
 from algos.rehearsal import rehearse, success
 from algos.tiny import build_model, build_tokenizer
 from envs.harnesses.agent_loop.prompts import SYSTEM
@@ -70,6 +70,33 @@ def test_padding_changes_no_loss(rendering):
             alone = token_losses(model, torch.from_numpy(each.ids)[None])[0]
             torch.testing.assert_close(together[row, : len(alone)], alone, rtol=1e-4, atol=1e-5)
             assert own[row].sum() == each.own.sum()
+
+
+def test_rows_of_unlike_lengths_give_the_gradient_of_all_in_one(rendering):
+    """Of which those of like lengths are one pass, in their order."""
+    model = build_model(len(rendering.tokenizer), 0).double()
+    batch = [transcribe(rendering, task, expert(task, Random(0))) for task in generate("train", 8, 0)]
+    batch = [
+        Transcript(each.family, each.ids[: 10 * (i + 1)], each.own[: 10 * (i + 1)]) for i, each in enumerate(batch)
+    ]
+    groups = alike(batch)
+    assert [[len(each.ids) for each in group] for group in groups] == [[40, 50, 58, 53, 65], [20, 30], [10]]
+    imitator = Imitator(model, muon_lr=0.03, adam_lr=3e-3, prompt_weight=0.1)
+    loss = imitator.backward(batch)
+    got = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    numerator, denominator, mine = torch.zeros((), dtype=torch.float64), 0.0, []
+    for each in batch:
+        losses = token_losses(model, torch.from_numpy(each.ids)[None])[0]
+        for token_loss, own in zip(losses, each.own[1:], strict=True):
+            numerator = numerator + token_loss * (1.0 if own else 0.1)
+            denominator += 1.0 if own else 0.1
+            mine += [float(token_loss.detach())] if own else []
+    (numerator / denominator).backward()
+    # The norms of transformers are float32 also in a float64 model.
+    for gradient, p in zip(got, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, p.grad, rtol=1e-3, atol=1e-7)
+    assert loss == pytest.approx(sum(mine) / len(mine))
 
 
 def test_chances_are_products_of_probabilities(rendering):
