@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -306,9 +307,16 @@ def show(table: str, found: dict[str, Any]) -> None:
         made.add_column(name, justify="left" if name == "trained in" else "right")
     for arm in arms:
         cells = [mean_and_error(values(found[arm.name], ring)) for ring in columns(table)]
-        texts = ["-" if cell is None else f"{cell[0]:.3f} ± {cell[1]:.3f}" for cell in cells]
+        texts = [_figure(cell) for cell in cells]
         made.add_row(arm.name, *texts, str(len(found[arm.name]["seeds"])))
-    Console(stderr=True).print(made)
+    Console(stderr=True, width=120).print(made)
+
+
+def _figure(cell: tuple[float, float] | None) -> str:
+    """One seed has no standard error."""
+    if cell is None:
+        return "-"
+    return f"{cell[0]:.3f}" if math.isnan(cell[1]) else f"{cell[0]:.3f} ± {cell[1]:.3f}"
 
 
 def page(found: dict[str, Any]) -> str:
