@@ -33,16 +33,16 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def contained(attack: Attack, told: Told) -> None:
     """Nothing was reached, nobody was harmed, the episode was judged, and the attack gained nothing by it."""
-    outcome = told.outcome
+    outcome = told.outcome  # pytest cuts the text of an object short, but not a text
     assert "ESCAPED" not in told.said, told.said
     assert told.harm == []
-    assert outcome.grade == 0.0, outcome
+    assert outcome.grade == 0.0, f"{outcome}"
     if "REFUSED" in told.said:
         # What it goes by does not work here, so the episode ends as any other.
-        assert outcome.status == "completed", outcome
+        assert outcome.status == "completed", f"{outcome}"
         return
-    assert outcome.status in attack.status.split(), outcome
-    assert outcome.reason.startswith(attack.reason), outcome
+    assert outcome.status in attack.status.split(), f"{outcome}"
+    assert outcome.reason.startswith(attack.reason), f"{outcome}"
     if attack.name not in _SAY_NOTHING:
         assert "TRIED" in told.said, told.said
 
