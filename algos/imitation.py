@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -147,15 +148,13 @@ def padded(batch: Sequence[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def alike(batch: Sequence[Transcript]) -> list[list[Transcript]]:
     """Groups of which no row is twice as long as another, so that little is padding; the batch's order within each."""
-    groups: list[list[Transcript]] = []
     bounds: list[int] = []
     for length in sorted({len(each.ids) for each in batch}, reverse=True):
         if not bounds or 2 * length <= bounds[-1]:
             bounds.append(length)
-    for nth, longest in enumerate(bounds):
-        shortest = bounds[nth + 1] if nth + 1 < len(bounds) else 0
-        groups.append([each for each in batch if shortest < len(each.ids) <= longest])
-    return groups
+    return [
+        [each for each in batch if shorter < len(each.ids) <= longest] for longest, shorter in pairwise([*bounds, 0])
+    ]
 
 
 def token_losses(model: PreTrainedModel, ids_BT: torch.Tensor) -> torch.Tensor:
